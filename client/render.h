@@ -1,0 +1,40 @@
+// What commands print: pure functions from messages to text.
+#pragma once
+
+#include <google/protobuf/message.h>
+
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "upipe/v1/job_service.pb.h"
+#include "upipe/v1/node_service.pb.h"
+
+namespace upipe::client {
+
+// Columns two spaces apart, as wide as their widest cell; no trailing spaces. The first row is the heading.
+std::string RenderTable(const std::vector<std::vector<std::string>>& rows);
+
+// One row per job, in the order given. `now` dates what is still running.
+std::string RenderJobs(const std::vector<v1::Job>& jobs, absl::Time now);
+
+// Everything about one job: state, cause, progress, ranks, plan, memory planned beside measured, events, spec.
+std::string RenderJob(const v1::Job& job, absl::Time now);
+
+// Why a job failed or is failing: the sentence, then rank, node, exit, evidence, last log lines. Each line is
+// indented by `indent` spaces. Empty without a cause.
+std::string RenderCause(const v1::Cause& cause, int indent);
+
+std::string RenderNodes(const v1::ListNodesResponse& nodes);
+
+// Protobuf JSON with the names of the proto files; unset numbers and words are printed, so fields are always there.
+std::string RenderJson(const google::protobuf::Message& message);
+
+// "CANCELLING": what the coordinator shows, else the state's own name.
+std::string ShownState(const v1::Job& job);
+bool IsTerminal(v1::JobState state);
+
+// "8 heads on 4 ranks, upipe, U = 4": the parallel part of a spec in a few words.
+std::string ParallelSummary(const v1::JobSpec& spec);
+
+}  // namespace upipe::client

@@ -1,0 +1,155 @@
+#include "client/rpc/coordinator_client.h"
+
+#include <grpcpp/channel.h>
+#include <grpcpp/client_context.h>
+#include <grpcpp/create_channel.h>
+#include <grpcpp/security/credentials.h>
+
+#include <chrono>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "upipe/v1/job_service.grpc.pb.h"
+#include "upipe/v1/node_service.grpc.pb.h"
+#include "upipe/v1/rpc_error.pb.h"
+
+namespace upipe::client {
+namespace {
+
+constexpr absl::Duration kUnaryDeadline = absl::Seconds(10);
+
+// Field violations the coordinator attached, one per line.
+std::string Violations(const grpc::Status& status) {
+  google::rpc::Status details;
+  std::string lines;
+  if (!details.ParseFromString(status.error_details())) return lines;
+  for (const google::protobuf::Any& detail : details.details()) {
+    google::rpc::BadRequest bad_request;
+    if (!detail.UnpackTo(&bad_request)) continue;
+    for (const auto& violation : bad_request.field_violations()) {
+      absl::StrAppend(&lines, "\n", violation.field(), ": ", violation.description());
+    }
+  }
+  return lines;
+}
+
+class GrpcCoordinatorClient : public CoordinatorClient {
+ public:
+  explicit GrpcCoordinatorClient(std::string address)
+      : address_(std::move(address)),
+        channel_(grpc::CreateCustomChannel(address_, grpc::InsecureChannelCredentials(), ChannelArguments())),
+        jobs_(v1::JobService::NewStub(channel_)),
+        nodes_(v1::NodeService::NewStub(channel_)) {}
+
+  absl::StatusOr<v1::Job> Submit(const v1::SubmitRequest& request) override {
+    return Unary<v1::SubmitResponse>([&](auto* context, auto* response) {
+             return jobs_->Submit(context, request, response);
+           }, [](v1::SubmitResponse& response) { return std::move(*response.mutable_job()); });
+  }
+
+  absl::StatusOr<v1::Job> GetJob(const std::string& id) override {
+    v1::GetJobRequest request;
+    request.set_id(id);
+    return Unary<v1::Job>([&](auto* context, auto* response) {
+             return jobs_->GetJob(context, request, response);
+           }, [](v1::Job& response) { return std::move(response); });
+  }
+
+  absl::StatusOr<v1::ListJobsResponse> ListJobs(const v1::ListJobsRequest& request) override {
+    return Unary<v1::ListJobsResponse>([&](auto* context, auto* response) {
+             return jobs_->ListJobs(context, request, response);
+           }, [](v1::ListJobsResponse& response) { return std::move(response); });
+  }
+
+  absl::StatusOr<v1::Job> Cancel(const std::string& id) override {
+    v1::CancelRequest request;
+    request.set_id(id);
+    return Unary<v1::CancelResponse>([&](auto* context, auto* response) {
+             return jobs_->Cancel(context, request, response);
+           }, [](v1::CancelResponse& response) { return std::move(*response.mutable_job()); });
+  }
+
+  absl::StatusOr<v1::ListNodesResponse> ListNodes() override {
+    return Unary<v1::ListNodesResponse>([&](auto* context, auto* response) {
+             return nodes_->ListNodes(context, v1::ListNodesRequest(), response);
+           }, [](v1::ListNodesResponse& response) { return std::move(response); });
+  }
+
+  absl::Status Watch(const std::string& id, absl::Duration limit, const OnWatch& on_message) override {
+    v1::WatchRequest request;
+    request.set_id(id);
+    grpc::ClientContext context;
+    if (limit < absl::InfiniteDuration()) {
+      context.set_deadline(std::chrono::system_clock::now() + absl::ToChronoNanoseconds(limit));
+    }
+    return ReadAll<v1::WatchResponse>(context, jobs_->Watch(&context, request), on_message);
+  }
+
+  absl::Status Logs(const v1::LogsRequest& request, const OnLogs& on_message) override {
+    grpc::ClientContext context;
+    return ReadAll<v1::LogsResponse>(context, jobs_->Logs(&context, request), on_message);
+  }
+
+ private:
+  // A dead connection is noticed within 40 s; a coordinator that comes back is reached within 2 s.
+  static grpc::ChannelArguments ChannelArguments() {
+    grpc::ChannelArguments arguments;
+    arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 30'000);
+    arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);
+    arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 200);
+    arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 200);
+    arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2'000);
+    arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+    arguments.SetMaxReceiveMessageSize(64 << 20);
+    return arguments;
+  }
+
+  template <typename Response, typename Call, typename Take>
+  auto Unary(Call call, Take take) -> absl::StatusOr<decltype(take(std::declval<Response&>()))> {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + absl::ToChronoNanoseconds(kUnaryDeadline));
+    Response response;
+    const grpc::Status status = call(&context, &response);
+    if (!status.ok()) return ToAbsl(status);
+    return take(response);
+  }
+
+  template <typename Response, typename Reader, typename OnMessage>
+  absl::Status ReadAll(grpc::ClientContext& context, Reader reader, const OnMessage& on_message) {
+    Response response;
+    while (reader->Read(&response)) {
+      if (on_message(response)) continue;
+      context.TryCancel();
+      reader->Finish();
+      return absl::OkStatus();
+    }
+    return ToAbsl(reader->Finish());
+  }
+
+  absl::Status ToAbsl(const grpc::Status& status) const {
+    const auto code = static_cast<absl::StatusCode>(status.error_code());  // the numbers are the same
+    if (status.ok()) return absl::OkStatus();
+    if (code == absl::StatusCode::kUnavailable && status.error_details().empty()) {
+      return absl::UnavailableError(absl::StrCat("cannot reach the coordinator at ", address_, ": ",
+                                                 status.error_message()));
+    }
+    if (code == absl::StatusCode::kDeadlineExceeded) {
+      return absl::DeadlineExceededError(
+          absl::StrCat("the coordinator at ", address_, " did not answer in time"));
+    }
+    return absl::Status(code, absl::StrCat(status.error_message(), Violations(status)));
+  }
+
+  const std::string address_;
+  std::shared_ptr<grpc::Channel> channel_;
+  std::unique_ptr<v1::JobService::Stub> jobs_;
+  std::unique_ptr<v1::NodeService::Stub> nodes_;
+};
+
+}  // namespace
+
+std::unique_ptr<CoordinatorClient> ConnectCoordinator(const std::string& address) {
+  return std::make_unique<GrpcCoordinatorClient>(address);
+}
+
+}  // namespace upipe::client

@@ -1,0 +1,41 @@
+// The coordinator as the command line sees it: blocking calls that return absl::Status in words for a person. An
+// interface so that commands are tested without a network; the only implementation with gRPC is behind
+// ConnectCoordinator.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "upipe/v1/job_service.pb.h"
+#include "upipe/v1/node_service.pb.h"
+
+namespace upipe::client {
+
+// Unary calls have a deadline of 10 s and are never repeated here. Unavailable or DeadlineExceeded: the coordinator
+// cannot be reached, the message names its address; the caller may try again. Not for use by several threads at once.
+class CoordinatorClient {
+ public:
+  // Each returns false to end its stream; the call is then OK.
+  using OnWatch = std::function<bool(const v1::WatchResponse&)>;
+  using OnLogs = std::function<bool(const v1::LogsResponse&)>;
+
+  virtual ~CoordinatorClient() = default;
+  virtual absl::StatusOr<v1::Job> Submit(const v1::SubmitRequest& request) = 0;
+  virtual absl::StatusOr<v1::Job> GetJob(const std::string& id) = 0;
+  // One page.
+  virtual absl::StatusOr<v1::ListJobsResponse> ListJobs(const v1::ListJobsRequest& request) = 0;
+  virtual absl::StatusOr<v1::Job> Cancel(const std::string& id) = 0;
+  virtual absl::StatusOr<v1::ListNodesResponse> ListNodes() = 0;
+  // Blocks until the server ends the stream, `on_message` returns false, or `limit` is over (DeadlineExceeded).
+  virtual absl::Status Watch(const std::string& id, absl::Duration limit, const OnWatch& on_message) = 0;
+  virtual absl::Status Logs(const v1::LogsRequest& request, const OnLogs& on_message) = 0;
+};
+
+// Does not touch the network yet. `address` is host:port.
+std::unique_ptr<CoordinatorClient> ConnectCoordinator(const std::string& address);
+
+}  // namespace upipe::client

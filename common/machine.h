@@ -1,0 +1,13 @@
+// What this machine has to offer.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/statusor.h"
+
+namespace upipe {
+
+// MemAvailable of /proc/meminfo. Unavailable when it cannot be read.
+absl::StatusOr<int64_t> AvailableMemoryBytes();
+
+}  // namespace upipe

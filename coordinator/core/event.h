@@ -1,0 +1,117 @@
+// What can happen to the coordinator's core, and what it wants done. Values only: sockets, files, threads and child
+// processes belong to coordinator/runtime.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/clock.h"
+#include "coordinator/store/store.h"
+#include "upipe/v1/job_service.pb.h"
+#include "upipe/v1/worker_service.pb.h"
+
+namespace upipe::coordinator {
+
+using CallId = uint64_t;     // one waiting client call; made by the shell
+using SessionId = uint64_t;  // one Session stream of a worker, never reused; 0 = none
+
+// The time of one step: decisions use `boot`, records show `unix_millis`.
+struct Moment {
+  BootTime boot;
+  int64_t unix_millis = 0;
+};
+
+// A valid spec with defaults filled in (common/spec). `job_id` is fresh.
+struct SubmitReceived {
+  CallId call = 0;
+  std::string job_id;
+  std::string request_id;
+  v1::JobSpec spec;
+};
+struct CancelReceived {
+  CallId call = 0;
+  std::string job_id;
+};
+// The planner child of a job ended: a result, or why there is none (crash, limit).
+struct PlanFinished {
+  std::string job_id;
+  absl::StatusOr<v1::PlanResult> result;
+};
+struct HelloReceived {
+  SessionId session = 0;
+  uint64_t sequence = 0;
+  v1::Hello hello;
+};
+struct HeartbeatReceived {
+  SessionId session = 0;
+  uint64_t sequence = 0;
+};
+struct RankReported {
+  SessionId session = 0;
+  uint64_t sequence = 0;
+  v1::RankReport report;
+};
+struct ProgressReceived {
+  SessionId session = 0;
+  v1::Progress progress;
+};
+struct SessionClosed {
+  SessionId session = 0;
+};
+// Time passed. Due at least once per heartbeat.
+struct Tick {};
+
+using Event = std::variant<SubmitReceived, CancelReceived, PlanFinished, HelloReceived,
+                           HeartbeatReceived, RankReported, ProgressReceived, SessionClosed, Tick>;
+
+// Answers of Submit and Cancel.
+struct ReplyJob {
+  CallId call = 0;
+  absl::StatusOr<std::shared_ptr<const v1::Job>> job;
+};
+struct SendToWorker {
+  SessionId session = 0;
+  v1::CoordinatorMessage message;
+};
+struct CloseSession {
+  SessionId session = 0;
+  absl::Status why;
+};
+struct StartPlanner {
+  std::string job_id;
+  v1::JobSpec spec;
+  int64_t memory_per_rank_bytes = 0;
+};
+struct KillPlanner {
+  std::string job_id;
+};
+// State or events of a job changed: what Watch sends.
+struct PublishJob {
+  std::shared_ptr<const v1::Job> job;
+};
+// A new step report of rank 0.
+struct PublishReport {
+  std::string job_id;
+  v1::StepReport report;
+};
+// A line for the operator's log.
+struct LogNote {
+  std::string text;
+};
+
+using Action = std::variant<ReplyJob, SendToWorker, CloseSession, StartPlanner, KillPlanner,
+                            PublishJob, PublishReport, LogNote>;
+
+// Outcome of one step. `actions` may be carried out only once `batches`, and those of every step before, are durable.
+// A batch is atomic; batches are committed in order, each one store revision.
+struct Actions {
+  std::vector<Batch> batches;
+  std::vector<Action> actions;
+};
+
+}  // namespace upipe::coordinator

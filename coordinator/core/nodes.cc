@@ -1,0 +1,317 @@
+// Workers: hello and reconciliation (CONTROL-PLANE, Timing 3 and 4), silence, and what is said again as time passes.
+#include <algorithm>
+#include <tuple>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/check.h"
+#include "common/units.h"
+#include "coordinator/core/turn.h"
+
+namespace upipe::coordinator {
+namespace {
+
+constexpr int kMaxSlots = 1024;
+
+bool IsWorkerName(const std::string& name) {
+  return !name.empty() && name.size() <= 63 &&
+         std::all_of(name.begin(), name.end(), [](char c) {
+           return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '.' || c == '_' ||
+                  c == '-';
+         });
+}
+
+v1::NodeRecord RecordOf(const v1::Hello& hello) {
+  v1::NodeRecord record;
+  record.set_worker(hello.worker());
+  record.set_node_id(hello.node_id());
+  record.set_incarnation(hello.incarnation());
+  record.set_num_slots(hello.num_slots());
+  record.set_memory_per_rank_bytes(hello.memory_per_rank_bytes());
+  record.set_metrics_address(hello.metrics_address());
+  record.set_containment(hello.containment());
+  record.set_isa(hello.isa());
+  record.set_version(hello.version());
+  record.set_backend(hello.backend());
+  record.set_insecure_listen(hello.insecure_listen());
+  return record;
+}
+
+}  // namespace
+
+Node* Turn::FindNode(const std::string& worker) {
+  const auto found = state_.nodes.find(worker);
+  return found == state_.nodes.end() ? nullptr : &found->second;
+}
+
+Node* Turn::NodeOf(SessionId session) {
+  const auto found = state_.worker_of_session.find(session);
+  return found == state_.worker_of_session.end() ? nullptr : FindNode(found->second);
+}
+
+bool Turn::IsReachable(const std::string& worker) {
+  const Node* node = FindNode(worker);
+  return node != nullptr && StateOf(state_, *node, now_.boot) == v1::NODE_STATE_READY;
+}
+
+absl::Status Turn::CheckHello(const HelloReceived& event) {
+  const v1::Hello& hello = event.hello;
+  if (!IsWorkerName(hello.worker())) {
+    return absl::InvalidArgumentError(absl::StrCat("worker name '", hello.worker(),
+                                                   "' is not [a-zA-Z0-9._-]{1,63}"));
+  }
+  if (hello.num_slots() < 1 || hello.num_slots() > kMaxSlots) {
+    return absl::InvalidArgumentError(absl::StrCat("worker ", hello.worker(), " has ",
+                                                   hello.num_slots(), " slots, must be 1 to ",
+                                                   kMaxSlots));
+  }
+  if (hello.incarnation().empty() || hello.memory_per_rank_bytes() < 1) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "worker ", hello.worker(), " says hello without an incarnation or with ",
+        hello.memory_per_rank_bytes(), " bytes per rank"));
+  }
+  if (hello.epoch() > state_.epoch) {
+    return absl::AbortedError(absl::StrCat("worker ", hello.worker(), " has seen epoch ",
+                                           hello.epoch(), ", this coordinator is at ",
+                                           state_.epoch, ": it is not the latest one"));
+  }
+  const Node* known = FindNode(hello.worker());
+  if (known == nullptr) return absl::OkStatus();
+  const bool same = known->record.incarnation() == hello.incarnation();
+  if (!same && known->session != event.session &&
+      StateOf(state_, *known, now_.boot) == v1::NODE_STATE_READY) {
+    return absl::AlreadyExistsError(absl::StrCat(
+        "another worker named ", hello.worker(), " is connected; give this one another --name"));
+  }
+  if (same && known->record.num_slots() != hello.num_slots()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "worker ", hello.worker(), " said ", known->record.num_slots(), " slots, now ",
+        hello.num_slots(), ", without a new incarnation"));
+  }
+  return absl::OkStatus();
+}
+
+void Turn::Handle(const HelloReceived& event) {
+  const absl::Status problem = CheckHello(event);
+  if (!problem.ok()) return Close(event.session, problem);
+  const v1::Hello& hello = event.hello;
+  const bool known = state_.nodes.contains(hello.worker());
+  Node& node = state_.nodes[hello.worker()];
+  const bool new_incarnation = known && node.record.incarnation() != hello.incarnation();
+  if (node.session != 0 && node.session != event.session) {
+    Close(node.session, absl::AbortedError("replaced by a newer session of this worker"));
+  }
+  v1::NodeRecord record = RecordOf(hello);
+  if (record.SerializeAsString() != node.record.SerializeAsString()) {
+    dirty_nodes_.insert(hello.worker());
+    if (record.num_slots() > node.record.num_slots()) state_.last_node_joined = now_.boot;
+    node.record = std::move(record);
+    Note(absl::StrCat("worker ", hello.worker(), " on node ", hello.node_id(), ": ",
+                      hello.num_slots(), " slots, ", FormatBytes(hello.memory_per_rank_bytes()),
+                      " per rank", new_incarnation ? ", restarted" : ""));
+  }
+  node.session = event.session;
+  state_.worker_of_session[event.session] = hello.worker();
+  node.last_heard = now_.boot;
+  node.greeted = true;
+  node.lost = false;
+  node.suspect_told = false;
+  v1::CoordinatorMessage ack;
+  ack.mutable_hello_ack()->set_epoch(state_.epoch);
+  *ack.mutable_hello_ack()->mutable_timing() = state_.timing.ToProto();
+  Send(node, std::move(ack));
+  Adopt(node, event, new_incarnation);
+  v1::CoordinatorMessage rank_ack;
+  rank_ack.mutable_rank_ack()->set_sequence(event.sequence);
+  Send(node, std::move(rank_ack));
+}
+
+void Turn::Adopt(Node& node, const HelloReceived& event, bool new_incarnation) {
+  const size_t num_slots = node.record.num_slots();
+  // A restarted worker may have fewer slots; what it says about the old ones is heard first.
+  node.slots.resize(std::max(node.slots.size(), num_slots));
+  for (const v1::RankReport& report : event.hello.ranks()) ApplyReport(node, report);
+  ReleaseUnlisted(node, event.hello, new_incarnation);
+  node.slots.resize(num_slots);
+  const std::set<std::string> active = state_.active;
+  for (const std::string& id : active) ResendJob(state_.jobs.at(id), &node);
+}
+
+void Turn::ReleaseUnlisted(Node& node, const v1::Hello& hello, bool new_incarnation) {
+  std::set<std::tuple<std::string, int64_t, std::string, int32_t>> listed;
+  for (const v1::RankReport& report : hello.ranks()) {
+    const v1::Fence& fence = report.ref().fence();
+    listed.emplace(fence.job_id(), fence.generation(), fence.nonce(), report.ref().rank());
+  }
+  for (Slot& slot : node.slots) {
+    if (!slot.holder) continue;
+    const SlotHolder& holder = *slot.holder;
+    if (listed.contains({holder.job_id, holder.generation, holder.nonce, holder.rank})) continue;
+    RankLost(node, slot, new_incarnation);
+  }
+}
+
+// The worker does not know the rank that holds this slot: a proof that it is gone, unless its Start never arrived.
+void Turn::RankLost(Node& node, Slot& slot, bool new_incarnation) {
+  const SlotHolder holder = *slot.holder;
+  v1::Fence fence;
+  fence.set_generation(holder.generation);
+  fence.set_nonce(holder.nonce);
+  Job* job = FindJob(holder.job_id);
+  v1::RankRecord* rank = job == nullptr ? nullptr : MatchingRank(*job, fence, holder.rank);
+  if (rank != nullptr && job->record.state() == v1::JOB_STATE_STARTING && !new_incarnation &&
+      rank->state() == v1::RANK_STATE_PLACED) {
+    return;
+  }
+  slot.holder.reset();
+  if (rank == nullptr || rank->state() == v1::RANK_STATE_GONE) return;
+  rank->set_state(v1::RANK_STATE_GONE);
+  Dirty(*job);
+  if (IsTerminal(job->record.state())) return;
+  if (!IsFinished(*rank)) {
+    Fail(*job, v1::CAUSE_KIND_NODE_LOST,
+         absl::StrCat("worker ", node.record.worker(),
+                      new_incarnation ? " restarted; that ended rank " : " no longer knows rank ",
+                      holder.rank),
+         holder.rank);
+  }
+  EndIfGone(*job);
+}
+
+void Turn::Handle(const HeartbeatReceived& event) {
+  Node* node = NodeOf(event.session);
+  if (node == nullptr) return Close(event.session, absl::AbortedError("no hello on this session"));
+  node->last_heard = now_.boot;
+  node->suspect_told = false;
+  v1::CoordinatorMessage ack;
+  ack.mutable_heartbeat_ack()->set_sequence(event.sequence);
+  Send(*node, std::move(ack));
+}
+
+void Turn::Handle(const SessionClosed& event) {
+  Node* node = NodeOf(event.session);
+  state_.worker_of_session.erase(event.session);
+  if (node != nullptr && node->session == event.session) node->session = 0;
+}
+
+void Turn::Handle(const Tick&) {
+  for (auto& [worker, node] : state_.nodes) CheckSilence(node);
+  const std::set<std::string> active = state_.active;
+  for (const std::string& id : active) {
+    Job& job = state_.jobs.at(id);
+    CheckStartDeadline(job);
+    EndIfGone(job);
+  }
+  if (now_.boot >= state_.next_resend) {
+    state_.next_resend = now_.boot + state_.timing.heartbeat;
+    ResendAll();
+  }
+}
+
+void Turn::CheckSilence(Node& node) {
+  if (node.lost) return;
+  const absl::Duration silent = now_.boot - node.last_heard;
+  if (silent >= state_.timing.Expiry()) return LoseNode(node);
+  if (silent < state_.timing.SuspectAfter() || !node.greeted || node.suspect_told) return;
+  node.suspect_told = true;
+  TellJobs(node, "SUSPECT",
+           absl::StrCat("worker ", node.record.worker(), " is silent for ", FormatDuration(silent)));
+}
+
+void Turn::TellJobs(const Node& node, absl::string_view kind, const std::string& message) {
+  Note(message);
+  std::set<std::string> told;
+  for (const Slot& slot : node.slots) {
+    if (!slot.holder || !state_.active.contains(slot.holder->job_id)) continue;
+    if (told.insert(slot.holder->job_id).second) {
+      AddEvent(state_.jobs.at(slot.holder->job_id), kind, message);
+    }
+  }
+}
+
+void Turn::LoseNode(Node& node) {
+  const std::string& worker = node.record.worker();
+  const std::string message = absl::StrCat("worker ", worker, " is lost: silent for ",
+                                           FormatDuration(now_.boot - node.last_heard));
+  node.lost = true;
+  node.greeted = false;
+  if (node.session != 0) {
+    Close(node.session, absl::AbortedError("silent past the expiry; say hello again"));
+    node.session = 0;
+  }
+  TellJobs(node, "NODE_LOST", message);
+  for (const Slot& slot : node.slots) {
+    if (!slot.holder) continue;
+    v1::Fence fence;
+    fence.set_generation(slot.holder->generation);
+    fence.set_nonce(slot.holder->nonce);
+    Job* job = FindJob(slot.holder->job_id);
+    v1::RankRecord* rank =
+        job == nullptr ? nullptr : MatchingRank(*job, fence, slot.holder->rank);
+    if (rank == nullptr || rank->state() >= v1::RANK_STATE_GONE) continue;
+    rank->set_state(v1::RANK_STATE_PRESUMED_GONE);
+    Dirty(*job);
+    if (IsTerminal(job->record.state())) continue;
+    if (!IsFinished(*rank)) Fail(*job, v1::CAUSE_KIND_NODE_LOST, message, slot.holder->rank);
+    EndIfGone(*job);
+  }
+}
+
+void Turn::CheckStartDeadline(Job& job) {
+  if (job.record.state() != v1::JOB_STATE_STARTING) return;
+  if (now_.boot - job.attempt->last_launch < state_.timing.start_deadline) return;
+  std::vector<std::string> late;
+  int first = -1;
+  const v1::RankState due =
+      job.attempt->peers_sent ? v1::RANK_STATE_RUNNING : v1::RANK_STATE_READY;
+  for (int r = 0; r < job.attempt->record.ranks_size(); ++r) {
+    const v1::RankRecord& rank = job.attempt->record.ranks(r);
+    if (rank.state() >= due) continue;
+    if (first < 0) first = r;
+    late.push_back(absl::StrCat("rank ", r, " on ", rank.worker()));
+  }
+  Fail(job, v1::CAUSE_KIND_LAUNCH,
+       absl::StrCat("not ", job.attempt->peers_sent ? "past the first barrier" : "ready", " within ",
+                    FormatDuration(state_.timing.start_deadline), ": ", absl::StrJoin(late, ", ")),
+       first);
+}
+
+// What `only` (or every worker) should have been told about a job and may have missed.
+void Turn::ResendJob(const Job& job, const Node* only) {
+  if (!job.attempt || IsTerminal(job.record.state())) return;
+  if (job.record.state() == v1::JOB_STATE_STOPPING) return SendStops(job);
+  if (job.record.state() != v1::JOB_STATE_STARTING) return;
+  std::set<const Node*> meeting;
+  for (int r = 0; r < job.attempt->record.ranks_size(); ++r) {
+    const v1::RankRecord& rank = job.attempt->record.ranks(r);
+    const Node* node = FindNode(rank.worker());
+    if (node == nullptr || (only != nullptr && node != only)) continue;
+    if (rank.state() == v1::RANK_STATE_PLACED) SendStart(job, r);
+    if (rank.state() < v1::RANK_STATE_RUNNING) meeting.insert(node);
+  }
+  if (!job.attempt->peers_sent) return;
+  for (const Node* node : meeting) SendPeers(job, *node);
+}
+
+void Turn::ResendAll() {
+  for (const std::string& id : state_.active) ResendJob(state_.jobs.at(id), nullptr);
+  // Ranks of no live attempt that still hold a slot.
+  for (auto& [worker, node] : state_.nodes) {
+    for (const Slot& slot : node.slots) {
+      if (!slot.holder) continue;
+      const Job* job = FindJob(slot.holder->job_id);
+      if (job != nullptr && state_.active.contains(slot.holder->job_id) &&
+          job->record.generation() == slot.holder->generation) {
+        continue;
+      }
+      v1::Fence fence;
+      fence.set_job_id(slot.holder->job_id);
+      fence.set_generation(slot.holder->generation);
+      fence.set_nonce(slot.holder->nonce);
+      SendStop(node, fence, absl::ZeroDuration(), "superseded or ended");
+    }
+  }
+}
+
+}  // namespace upipe::coordinator

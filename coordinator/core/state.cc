@@ -1,0 +1,172 @@
+#include "coordinator/core/state.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "common/status.h"
+
+namespace upipe::coordinator {
+namespace {
+
+template <typename Message>
+absl::StatusOr<Message> Parse(const Entry& entry) {
+  Message message;
+  if (!message.ParseFromString(entry.value)) {
+    return absl::DataLossError(
+        absl::StrCat("store record ", entry.key, " of ", entry.value.size(), " bytes does not parse"));
+  }
+  return message;
+}
+
+absl::Status LoadNodes(Store& store, State& state, BootTime now) {
+  UPIPE_ASSIGN_OR_RETURN(const std::vector<Entry> entries, store.List("node/"));
+  for (const Entry& entry : entries) {
+    UPIPE_ASSIGN_OR_RETURN(v1::NodeRecord record, Parse<v1::NodeRecord>(entry));
+    Node& node = state.nodes[record.worker()];
+    node.slots.resize(record.num_slots());
+    node.record = std::move(record);
+    node.revision = entry.revision;
+    node.last_heard = now;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LoadJobs(Store& store, State& state, BootTime now) {
+  UPIPE_ASSIGN_OR_RETURN(const std::vector<Entry> jobs, store.List("job/"));
+  for (const Entry& entry : jobs) {
+    UPIPE_ASSIGN_OR_RETURN(v1::JobRecord record, Parse<v1::JobRecord>(entry));
+    const int64_t number = record.submit_number();
+    state.next_submit_number = std::max(state.next_submit_number, number + 1);
+    state.job_of_request[record.request_id()] = record.id();
+    if (record.state() == v1::JOB_STATE_PLANNING || record.state() == v1::JOB_STATE_QUEUED) {
+      state.queue[number] = record.id();
+    } else if (!IsTerminal(record.state())) {
+      state.active.insert(record.id());
+    }
+    Job& job = state.jobs[record.id()];
+    job.record = std::move(record);
+    job.revision = entry.revision;
+    job.known_since = now;
+  }
+  UPIPE_ASSIGN_OR_RETURN(const std::vector<Entry> plans, store.List("plan/"));
+  for (const Entry& entry : plans) {
+    const auto job = state.jobs.find(entry.key.substr(5));
+    if (job == state.jobs.end()) {
+      return absl::DataLossError(absl::StrCat("store record ", entry.key, " has no job"));
+    }
+    UPIPE_ASSIGN_OR_RETURN(v1::RunPlan plan, Parse<v1::RunPlan>(entry));
+    job->second.plan = std::make_shared<const v1::RunPlan>(std::move(plan));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LoadAttempts(Store& store, State& state, BootTime now) {
+  UPIPE_ASSIGN_OR_RETURN(const std::vector<Entry> entries, store.List("attempt/"));
+  for (const Entry& entry : entries) {
+    UPIPE_ASSIGN_OR_RETURN(v1::AttemptRecord record, Parse<v1::AttemptRecord>(entry));
+    const auto found = state.jobs.find(record.job_id());
+    if (found == state.jobs.end()) {
+      return absl::DataLossError(absl::StrCat("store record ", entry.key, " has no job"));
+    }
+    for (int rank = 0; rank < record.ranks_size(); ++rank) {
+      const v1::RankRecord& placed = record.ranks(rank);
+      const auto node = state.nodes.find(placed.worker());
+      if (!HoldsSlot(placed) || node == state.nodes.end()) continue;
+      if (placed.slot() >= static_cast<int>(node->second.slots.size())) continue;
+      node->second.slots[placed.slot()].holder =
+          SlotHolder{record.job_id(), record.generation(), record.nonce(), rank, now};
+    }
+    Job& job = found->second;
+    if (record.generation() != job.record.generation()) continue;
+    Attempt& attempt = job.attempt.emplace();
+    attempt.soft.resize(record.ranks_size());
+    attempt.record = std::move(record);
+    attempt.revision = entry.revision;
+    attempt.last_launch = now;
+    attempt.kill_at = now;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<State> LoadState(Store& store, const LoadOptions& options, Moment now,
+                                Actions* actions) {
+  State state;
+  state.timing = options.timing;
+  state.new_nonce = options.new_nonce;
+  state.revision = store.Revision();
+  state.last_node_joined = now.boot;
+  state.next_resend = now.boot;
+  int64_t epoch_revision = 0;
+  UPIPE_ASSIGN_OR_RETURN(const std::vector<Entry> epochs, store.List("meta/epoch"));
+  if (!epochs.empty()) {
+    UPIPE_ASSIGN_OR_RETURN(const v1::EpochRecord last, Parse<v1::EpochRecord>(epochs.front()));
+    state.epoch = last.epoch();
+    epoch_revision = epochs.front().revision;
+  }
+  v1::EpochRecord epoch;
+  epoch.set_epoch(++state.epoch);
+  actions->batches.push_back(
+      Batch{{Write{"meta/epoch", epoch.SerializeAsString(), epoch_revision}}});
+  ++state.revision;
+  UPIPE_RETURN_IF_ERROR(LoadNodes(store, state, now.boot));
+  UPIPE_RETURN_IF_ERROR(LoadJobs(store, state, now.boot));
+  UPIPE_RETURN_IF_ERROR(LoadAttempts(store, state, now.boot));
+  return state;
+}
+
+bool IsTerminal(v1::JobState state) {
+  return state == v1::JOB_STATE_SUCCEEDED || state == v1::JOB_STATE_FAILED ||
+         state == v1::JOB_STATE_CANCELLED;
+}
+
+bool HoldsSlot(const v1::RankRecord& rank) { return rank.state() != v1::RANK_STATE_GONE; }
+
+bool IsFinished(const v1::RankRecord& rank) {
+  return rank.state() >= v1::RANK_STATE_EXITED && rank.has_exit_code() && rank.exit_code() == 0 &&
+         !rank.has_signal();
+}
+
+v1::NodeState StateOf(const State& state, const Node& node, BootTime now) {
+  if (node.lost) return v1::NODE_STATE_LOST;
+  if (!node.greeted) return v1::NODE_STATE_UNKNOWN;
+  if (node.session == 0 || now - node.last_heard >= state.timing.SuspectAfter()) {
+    return v1::NODE_STATE_SUSPECT;
+  }
+  return v1::NODE_STATE_READY;
+}
+
+v1::SlotState StateOf(const State& state, const Node& node, const Slot& slot, BootTime now) {
+  if (StateOf(state, node, now) != v1::NODE_STATE_READY) return v1::SLOT_STATE_UNKNOWN;
+  if (!slot.holder) return v1::SLOT_STATE_FREE;
+  const auto job = state.jobs.find(slot.holder->job_id);
+  const bool live = job != state.jobs.end() && !IsTerminal(job->second.record.state()) &&
+                    job->second.record.state() != v1::JOB_STATE_STOPPING &&
+                    job->second.record.generation() == slot.holder->generation;
+  const BootTime proof_due =
+      slot.holder->since + 2 * state.timing.kill_bound + state.timing.margin;
+  if (!live && now > proof_due) return v1::SLOT_STATE_QUARANTINED;
+  return v1::SLOT_STATE_BUSY;
+}
+
+int64_t NumKnownSlots(const State& state) {
+  int64_t slots = 0;
+  for (const auto& [worker, node] : state.nodes) slots += node.record.num_slots();
+  return slots;
+}
+
+std::optional<int64_t> OfferedBytesPerRank(const State& state, int64_t ranks) {
+  std::vector<std::pair<int64_t, int64_t>> offers;  // bytes, slots
+  for (const auto& [worker, node] : state.nodes) {
+    offers.emplace_back(node.record.memory_per_rank_bytes(), node.record.num_slots());
+  }
+  std::sort(offers.rbegin(), offers.rend());
+  for (const auto& [bytes, slots] : offers) {
+    ranks -= slots;
+    if (ranks <= 0) return bytes;
+  }
+  return std::nullopt;
+}
+
+}  // namespace upipe::coordinator

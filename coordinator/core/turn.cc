@@ -1,0 +1,126 @@
+#include "coordinator/core/turn.h"
+
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+#include "coordinator/core/step.h"
+#include "coordinator/core/view.h"
+
+namespace upipe::coordinator {
+namespace {
+
+constexpr int kMaxEvents = 64;
+constexpr size_t kMaxEventBytes = 1000;
+// Room in a batch for an attempt's step reports beside plan, job and request.
+constexpr size_t kMaxAttemptBytes = 256 << 10;
+
+// The record as it is stored: without per-peer counts, and with rank 0's report only when all would not fit.
+v1::AttemptRecord Storable(const v1::AttemptRecord& record) {
+  v1::AttemptRecord stored = record;
+  for (v1::RankRecord& rank : *stored.mutable_ranks()) {
+    if (rank.has_last_report()) rank.mutable_last_report()->clear_bytes_sent_to_peer();
+  }
+  if (stored.ByteSizeLong() > kMaxAttemptBytes) {
+    for (int r = 1; r < stored.ranks_size(); ++r) stored.mutable_ranks(r)->clear_last_report();
+  }
+  return stored;
+}
+
+}  // namespace
+
+Actions Step(State& state, const Event& event, Moment now) {
+  Turn turn(state, now);
+  std::visit([&](const auto& e) { turn.Handle(e); }, event);
+  // The frequent events free no slot and bring no worker; what they change, the next Tick sees.
+  const bool frequent = std::holds_alternative<HeartbeatReceived>(event) ||
+                        std::holds_alternative<ProgressReceived>(event);
+  if (!frequent) turn.Schedule();
+  return turn.Finish();
+}
+
+v1::RankRecord* MatchingRank(Job& job, const v1::Fence& fence, int rank) {
+  if (!job.attempt) return nullptr;
+  v1::AttemptRecord& attempt = job.attempt->record;
+  if (attempt.generation() != fence.generation() || attempt.nonce() != fence.nonce()) return nullptr;
+  if (rank < 0 || rank >= attempt.ranks_size()) return nullptr;
+  return attempt.mutable_ranks(rank);
+}
+
+Actions Turn::Finish() {
+  for (const std::string& worker : dirty_nodes_) SaveNode(state_.nodes.at(worker));
+  for (const std::string& id : dirty_jobs_) SaveJob(state_.jobs.at(id));
+  changed_jobs_.insert(dirty_jobs_.begin(), dirty_jobs_.end());
+  for (const std::string& id : changed_jobs_) {
+    out_.actions.push_back(PublishJob{std::make_shared<const v1::Job>(
+        ViewJob(state_.jobs.at(id), JobDetail::kFull))});
+  }
+  for (const auto& [call, id] : replies_) {
+    out_.actions.push_back(ReplyJob{call, std::make_shared<const v1::Job>(ViewJob(state_.jobs.at(id), JobDetail::kFull))});
+  }
+  return std::move(out_);
+}
+
+void Turn::SaveJob(Job& job) {
+  const int64_t revision = ++state_.revision;
+  const std::string& id = job.record.id();
+  Batch batch;
+  batch.writes.push_back({absl::StrCat("job/", id), job.record.SerializeAsString(), job.revision});
+  job.revision = revision;
+  if (job.request_unsaved) {
+    v1::RequestRecord request;
+    request.set_job_id(id);
+    batch.writes.push_back({absl::StrCat("request/", job.record.request_id()),
+                            request.SerializeAsString(), 0});
+    job.request_unsaved = false;
+  }
+  if (job.plan_unsaved) {
+    batch.writes.push_back({absl::StrCat("plan/", id), job.plan->SerializeAsString(), 0});
+    job.plan_unsaved = false;
+  }
+  if (job.attempt) {
+    const std::string key =
+        absl::StrCat("attempt/", id, "/", job.attempt->record.generation());
+    batch.writes.push_back(
+        {key, Storable(job.attempt->record).SerializeAsString(), job.attempt->revision});
+    job.attempt->revision = revision;
+  }
+  out_.batches.push_back(std::move(batch));
+}
+
+void Turn::SaveNode(Node& node) {
+  const int64_t revision = ++state_.revision;
+  out_.batches.push_back(Batch{{Write{absl::StrCat("node/", node.record.worker()),
+                                      node.record.SerializeAsString(), node.revision}}});
+  node.revision = revision;
+}
+
+void Turn::AddEvent(Job& job, absl::string_view kind, absl::string_view message) {
+  if (job.record.events_size() >= kMaxEvents) {
+    // The first event, QUEUED with the time of submission, is worth more than the second oldest.
+    job.record.mutable_events()->DeleteSubrange(1, job.record.events_size() - kMaxEvents + 1);
+  }
+  v1::JobEvent& event = *job.record.add_events();
+  event.set_unix_millis(now_.unix_millis);
+  event.set_generation(job.record.generation());
+  event.set_kind(std::string(kind));
+  event.set_message(std::string(message.substr(0, kMaxEventBytes)));
+  Note(absl::StrCat("job ", job.record.id(), " ", kind, ": ", event.message()));
+  Dirty(job);
+}
+
+void Turn::Send(const Node& node, v1::CoordinatorMessage message) {
+  if (node.session == 0) return;
+  out_.actions.push_back(SendToWorker{node.session, std::move(message)});
+}
+
+void Turn::Close(SessionId session, absl::Status why) {
+  state_.worker_of_session.erase(session);
+  out_.actions.push_back(CloseSession{session, std::move(why)});
+}
+
+void Turn::SetReason(Job& job, std::string reason) {
+  if (job.reason == reason) return;
+  job.reason = std::move(reason);
+  changed_jobs_.insert(job.record.id());
+}
+
+}  // namespace upipe::coordinator

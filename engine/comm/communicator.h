@@ -1,0 +1,98 @@
+// The collectives of one group of ranks: the only way ranks talk during training. One host thread
+// per rank issues all collectives, in one total order equal on every rank. Each operation is
+// ordered on the stream it is given: it starts when that stream reaches it and later work of that
+// stream waits for it; other streams go on.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "kernels/api/stream.h"
+
+namespace upipe::comm {
+
+// One message to or from `peer` (the own rank included: a local copy).
+struct Block {
+  int peer = 0;
+  void* data = nullptr;
+  int64_t bytes = 0;
+};
+
+// Any number of blocks per peer; the i-th send of rank a to rank b meets the i-th receive of b from
+// a and must have its size. Both sides derive the lists from the schedule; zero-byte blocks are
+// skipped on both sides. Sends may alias each other; receives may not alias anything.
+struct AllToAllVParams {
+  std::vector<Block> sends;
+  std::vector<Block> receives;
+};
+
+enum class ReduceOp { kSum, kMax };
+
+// Counted when an operation is issued, so the numbers equal the dry run's.
+struct CommStats {
+  std::vector<int64_t> bytes_sent_to_peer;  // [size]; the own rank stays 0
+  int64_t num_collectives = 0;
+  double seconds = 0;  // time the operations ran, waiting for peers included
+};
+
+// Dead after its first error: later calls return it, the streams they were given carry it. Blocks
+// of memory stay the caller's and must live until the stream passes the operation. Issued by one
+// thread; Abort from any.
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+
+  virtual absl::Status AllToAllV(const AllToAllVParams& params, kernels::Stream& stream) = 0;
+
+  // receive[r] = send of rank r. receive holds size() * bytes. send may be this rank's part of
+  // receive.
+  virtual absl::Status AllGather(const void* send, void* receive, int64_t bytes,
+                                 kernels::Stream& stream) = 0;
+
+  // receive[i] = sum over ranks, in ascending rank order, of that rank's send[rank() * count + i].
+  // fp32. Sends travel to their owner directly: (size - 1) * count * 4 bytes leave each rank.
+  // scratch: ReduceScatterScratchBytes(count) bytes.
+  virtual absl::Status ReduceScatter(const float* send, float* receive, int64_t count,
+                                     void* scratch, kernels::Stream& stream) = 0;
+  virtual int64_t ReduceScatterScratchBytes(int64_t count) const = 0;
+
+  // In place over `count` fp64 values, ascending rank order, the same bits on every rank. For a few
+  // scalars. scratch: AllReduceScratchBytes(count) bytes.
+  virtual absl::Status AllReduce(double* values, int64_t count, ReduceOp op, void* scratch,
+                                 kernels::Stream& stream) = 0;
+  virtual int64_t AllReduceScratchBytes(int64_t count) const = 0;
+
+  virtual absl::Status Barrier(kernels::Stream& stream) = 0;
+
+  // Ends every operation in flight, here and (where the transport can tell them) at the peers, with
+  // `cause`.
+  virtual void Abort(absl::Status cause) = 0;
+  virtual absl::Status status() const = 0;
+  virtual CommStats stats() const = 0;
+};
+
+// Called on the communicator's own thread as operations begin and end: feeds the position page.
+struct CollectiveObserver {
+  std::function<void(int64_t collective_number)> entered;
+  std::function<void(int64_t collective_number)> left;
+};
+
+struct CommOptions {
+  absl::Duration deadline =
+      absl::Minutes(2);  // of one operation, from its start; then the communicator is dead
+  CollectiveObserver observer;
+};
+
+// Compares `value` (a schedule or plan hash) over all ranks and blocks until known.
+// FailedPrecondition naming the ranks that differ from rank 0, on every rank. Gathers through
+// `scratch`: device memory, size() * 8 bytes.
+absl::Status VerifySameOnAllRanks(Communicator& comm, uint64_t value, const char* what,
+                                  void* scratch, kernels::Stream& stream);
+
+}  // namespace upipe::comm

@@ -1,0 +1,39 @@
+// The communicator of a dry run: validates and counts as the real ones do, moves nothing, touches
+// no memory and completes at once. Never fails because of a peer, for there is none.
+#pragma once
+
+#include <cstdint>
+
+#include "engine/comm/communicator.h"
+#include "engine/comm/traffic.h"
+
+namespace upipe::comm {
+
+class DryCommunicator final : public Communicator {
+ public:
+  DryCommunicator(int rank, int size);
+
+  int rank() const override { return traffic_.rank(); }
+  int size() const override { return traffic_.size(); }
+  absl::Status AllToAllV(const AllToAllVParams& params, kernels::Stream& stream) override;
+  absl::Status AllGather(const void* send, void* receive, int64_t bytes,
+                         kernels::Stream& stream) override;
+  absl::Status ReduceScatter(const float* send, float* receive, int64_t count, void* scratch,
+                             kernels::Stream& stream) override;
+  int64_t ReduceScatterScratchBytes(int64_t count) const override;
+  absl::Status AllReduce(double* values, int64_t count, ReduceOp op, void* scratch,
+                         kernels::Stream& stream) override;
+  int64_t AllReduceScratchBytes(int64_t count) const override;
+  absl::Status Barrier(kernels::Stream& stream) override;
+  void Abort(absl::Status cause) override;
+  absl::Status status() const override;
+  CommStats stats() const override;
+
+ private:
+  absl::Status Finish(const absl::Status& validity, kernels::Stream& stream);
+
+  Traffic traffic_;
+  FirstError error_;
+};
+
+}  // namespace upipe::comm

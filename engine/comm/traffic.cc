@@ -1,0 +1,163 @@
+#include "engine/comm/traffic.h"
+
+#include <algorithm>
+#include <memory>
+
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+#include "common/status.h"
+#include "engine/comm/transport.h"
+
+namespace upipe::comm {
+namespace {
+
+class FixedState final : public kernels::Event::State {
+ public:
+  explicit FixedState(absl::Status status) : status_(std::move(status)) {}
+  bool Done() const override { return true; }
+  absl::Status Synchronize() override { return status_; }
+
+ private:
+  const absl::Status status_;
+};
+
+absl::Status CheckBlocks(const std::vector<Block>& blocks, const char* which, int size) {
+  std::vector<int64_t> blocks_of_peer(size, 0);
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    const Block& block = blocks[i];
+    if (block.peer < 0 || block.peer >= size) {
+      return absl::InvalidArgumentError(absl::StrCat("all-to-all: ", which, " block ", i,
+                                                     " names rank ", block.peer, " of a group of ",
+                                                     size));
+    }
+    if (block.bytes < 0 || (block.bytes > 0 && block.data == nullptr)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("all-to-all: ", which, " block ", i, " with rank ", block.peer, " has ",
+                       block.bytes, " bytes at ", block.data == nullptr ? "null" : "an address"));
+    }
+    if (++blocks_of_peer[block.peer] > kMaxBlocksPerPeer) {
+      return absl::InvalidArgumentError(absl::StrCat("all-to-all: more than ", kMaxBlocksPerPeer,
+                                                     " ", which, " blocks with rank ", block.peer,
+                                                     "; join neighbours"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+std::vector<int64_t> SizesWith(const std::vector<Block>& blocks, int peer) {
+  std::vector<int64_t> sizes;
+  for (const Block& block : blocks) {
+    if (block.peer == peer) sizes.push_back(block.bytes);
+  }
+  return sizes;
+}
+
+absl::Status CheckMemory(const char* op, int64_t bytes,
+                         std::initializer_list<const void*> pointers) {
+  const bool null =
+      std::any_of(pointers.begin(), pointers.end(), [](const void* p) { return p == nullptr; });
+  if (bytes < 0 || (bytes > 0 && null)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(op, ": ", bytes, " bytes", null ? " with a null buffer" : ""));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+bool FirstError::Set(const absl::Status& error) {
+  UPIPE_CHECK(!error.ok()) << "an OK status is no error";
+  absl::MutexLock lock(&mutex_);
+  if (!error_.ok()) return false;
+  error_ = error;
+  failed_.store(true, std::memory_order_release);
+  return true;
+}
+
+absl::Status FirstError::Get() const {
+  absl::MutexLock lock(&mutex_);
+  return error_;
+}
+
+kernels::Event EventWithStatus(const absl::Status& status) {
+  return kernels::Event(std::make_shared<FixedState>(status));
+}
+
+int64_t ReduceScatterScratchBytesFor(int size, int64_t count) {
+  const int64_t piece =
+      std::min<int64_t>(count * static_cast<int64_t>(sizeof(float)), kReducePieceBytes);
+  return piece * std::min(size - 1, 2);
+}
+
+int64_t AllReduceScratchBytesFor(int size, int64_t count) {
+  return size == 1 ? 0 : size * count * static_cast<int64_t>(sizeof(double));
+}
+
+Traffic::Traffic(int rank, int size) : rank_(rank), size_(size) {
+  UPIPE_CHECK(size >= 1 && size <= kMaxRanks && rank >= 0 && rank < size)
+      << "rank " << rank << " of " << size;
+  stats_.bytes_sent_to_peer.assign(size, 0);
+}
+
+absl::Status Traffic::AddAllToAllV(const AllToAllVParams& params) {
+  UPIPE_RETURN_IF_ERROR(CheckBlocks(params.sends, "send", size_));
+  UPIPE_RETURN_IF_ERROR(CheckBlocks(params.receives, "receive", size_));
+  if (SizesWith(params.sends, rank_) != SizesWith(params.receives, rank_)) {
+    return absl::InvalidArgumentError(absl::StrCat("all-to-all: the blocks rank ", rank_,
+                                                   " sends to itself are not those it receives"));
+  }
+  absl::MutexLock lock(&mutex_);
+  ++stats_.num_collectives;
+  for (const Block& send : params.sends) {
+    if (send.peer != rank_) stats_.bytes_sent_to_peer[send.peer] += send.bytes;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Traffic::AddAllGather(const void* send, void* receive, int64_t bytes) {
+  UPIPE_RETURN_IF_ERROR(CheckMemory("all-gather", bytes, {send, receive}));
+  CountToEveryPeer(bytes);
+  return absl::OkStatus();
+}
+
+absl::Status Traffic::AddReduceScatter(const float* send, float* receive, int64_t count,
+                                       void* scratch) {
+  UPIPE_RETURN_IF_ERROR(CheckMemory("reduce-scatter", count, {send, receive}));
+  UPIPE_RETURN_IF_ERROR(
+      CheckMemory("reduce-scatter scratch", ReduceScatterScratchBytesFor(size_, count), {scratch}));
+  CountToEveryPeer(count * static_cast<int64_t>(sizeof(float)));
+  return absl::OkStatus();
+}
+
+absl::Status Traffic::AddAllReduce(double* values, int64_t count, void* scratch) {
+  UPIPE_RETURN_IF_ERROR(CheckMemory("all-reduce", count, {values}));
+  UPIPE_RETURN_IF_ERROR(
+      CheckMemory("all-reduce scratch", AllReduceScratchBytesFor(size_, count), {scratch}));
+  CountToEveryPeer(count * static_cast<int64_t>(sizeof(double)));
+  return absl::OkStatus();
+}
+
+absl::Status Traffic::AddBarrier() {
+  CountToEveryPeer(0);
+  return absl::OkStatus();
+}
+
+void Traffic::CountToEveryPeer(int64_t bytes) {
+  absl::MutexLock lock(&mutex_);
+  ++stats_.num_collectives;
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer != rank_) stats_.bytes_sent_to_peer[peer] += bytes;
+  }
+}
+
+void Traffic::AddSeconds(double seconds) {
+  absl::MutexLock lock(&mutex_);
+  stats_.seconds += seconds;
+}
+
+CommStats Traffic::stats() const {
+  absl::MutexLock lock(&mutex_);
+  return stats_;
+}
+
+}  // namespace upipe::comm

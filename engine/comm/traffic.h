@@ -1,0 +1,66 @@
+// What every communicator does before anything moves: checks the parameters and counts the bytes
+// that will leave for each peer. Shared by the real ones and the dry one, so their numbers cannot
+// drift.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "engine/comm/communicator.h"
+
+namespace upipe::comm {
+
+// Keeps the first error it is given. Thread-safe.
+class FirstError {
+ public:
+  // True when `error` (not OK) was the first.
+  bool Set(const absl::Status& error);
+  absl::Status Get() const;
+  bool failed() const { return failed_.load(std::memory_order_acquire); }
+
+ private:
+  std::atomic<bool> failed_{false};
+  mutable absl::Mutex mutex_;
+  absl::Status error_ ABSL_GUARDED_BY(mutex_);
+};
+
+// A completed point with a fixed outcome: making a stream wait for a failed one puts that stream in
+// error.
+kernels::Event EventWithStatus(const absl::Status& status);
+
+// A reduction's blocks are cut into pieces of this size, so that its scratch is bounded.
+inline constexpr int64_t kReducePieceBytes = int64_t{1} << 20;
+int64_t ReduceScatterScratchBytesFor(int size, int64_t count);
+int64_t AllReduceScratchBytesFor(int size, int64_t count);
+
+// Each Add* refuses bad parameters with InvalidArgument, and counts otherwise. Null memory is
+// refused where bytes would move. Thread-safe.
+class Traffic {
+ public:
+  Traffic(int rank, int size);
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+
+  absl::Status AddAllToAllV(const AllToAllVParams& params);
+  absl::Status AddAllGather(const void* send, void* receive, int64_t bytes);
+  absl::Status AddReduceScatter(const float* send, float* receive, int64_t count, void* scratch);
+  absl::Status AddAllReduce(double* values, int64_t count, void* scratch);
+  // Carries no data and counts no bytes.
+  absl::Status AddBarrier();
+
+  void AddSeconds(double seconds);
+  CommStats stats() const;
+
+ private:
+  void CountToEveryPeer(int64_t bytes);
+
+  const int rank_;
+  const int size_;
+  mutable absl::Mutex mutex_;
+  CommStats stats_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace upipe::comm

@@ -1,0 +1,69 @@
+// Every collective, written once over point-to-point messages. An operation waits on the
+// communicator's own thread for the caller's stream to reach it, runs there, and is then waited for
+// by that stream.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "engine/comm/communicator.h"
+#include "engine/comm/serial_thread.h"
+#include "engine/comm/traffic.h"
+#include "engine/comm/transport.h"
+
+namespace upipe::comm {
+
+class TransportCommunicator final : public Communicator {
+ public:
+  // From here on `transport` is used, closed and destroyed on `thread` only (Abort and status
+  // apart).
+  TransportCommunicator(std::unique_ptr<SerialThread> thread, std::unique_ptr<Transport> transport,
+                        const CommOptions& options);
+  // Finishes what was issued, then closes the transport unless it is dead.
+  ~TransportCommunicator() override;
+
+  int rank() const override { return traffic_.rank(); }
+  int size() const override { return traffic_.size(); }
+  absl::Status AllToAllV(const AllToAllVParams& params, kernels::Stream& stream) override;
+  absl::Status AllGather(const void* send, void* receive, int64_t bytes,
+                         kernels::Stream& stream) override;
+  absl::Status ReduceScatter(const float* send, float* receive, int64_t count, void* scratch,
+                             kernels::Stream& stream) override;
+  int64_t ReduceScatterScratchBytes(int64_t count) const override;
+  absl::Status AllReduce(double* values, int64_t count, ReduceOp op, void* scratch,
+                         kernels::Stream& stream) override;
+  int64_t AllReduceScratchBytes(int64_t count) const override;
+  absl::Status Barrier(kernels::Stream& stream) override;
+  void Abort(absl::Status cause) override;
+  absl::Status status() const override;
+  CommStats stats() const override;
+
+ private:
+  // What an operation does on the communicator's thread.
+  struct Call {
+    Transport& transport;
+    uint32_t collective;
+    SteadyTime deadline;
+  };
+  using Exchange = std::function<absl::Status(const Call&)>;
+
+  absl::Status Issue(const char* name, const absl::Status& validity, Exchange exchange,
+                     kernels::Stream& stream);
+  absl::Status RunOnThread(const char* name, int64_t number, const kernels::Event& start,
+                           const Exchange& exchange);
+  // Keeps the first error as the communicator's, tells the peers, and returns the one kept.
+  absl::Status Die(const absl::Status& error);
+
+  static absl::Status ExchangeBlocks(const Call& call, const AllToAllVParams& params);
+  static absl::Status GatherAll(const Call& call, const void* send, void* receive, int64_t bytes);
+  static absl::Status ReducePiece(const Call& call, uint32_t piece, const float* send,
+                                  float* receive, int64_t count, int64_t stride, float* scratch);
+
+  const CommOptions options_;
+  Traffic traffic_;
+  int64_t num_issued_ = 0;
+  std::unique_ptr<Transport> transport_;
+  std::unique_ptr<SerialThread> thread_;
+};
+
+}  // namespace upipe::comm

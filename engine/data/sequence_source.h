@@ -1,0 +1,56 @@
+// Training sequences cut from a token shard, in an order that is a pure function of (seed, index):
+// every rank, and every restart, reads any part of any sequence without state or coordination.
+//
+// An epoch lays non-overlapping windows of context + 1 tokens from a seeded offset and visits each
+// once in a seeded order (a Feistel permutation: constant memory for any shard). Windows ignore
+// document bounds; the document markers in the tokens tell the model where they are.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "engine/data/token_shard.h"
+
+namespace upipe::data {
+
+// Where a sequence lies in its shard.
+struct SequenceWindow {
+  int64_t epoch;         // how many times the shard was gone through before
+  int64_t token_offset;  // of the first of its context + 1 tokens
+};
+
+// Immutable, so every method may be called from any thread. Keeps the shard mapped.
+class SequenceSource {
+ public:
+  // `context` is the length of a sequence in tokens, at least 1. InvalidArgument when the shard
+  // holds fewer than context + 1 tokens.
+  static absl::StatusOr<SequenceSource> Create(TokenShard shard, int64_t context, uint64_t seed);
+
+  int64_t context() const { return context_; }
+  uint32_t vocab_size() const { return shard_.vocab_size(); }
+  // Sequences of one epoch, at least 1. Epoch e is the indices [e, e + 1) x this number.
+  int64_t sequences_per_epoch() const { return windows_; }
+
+  // Sequence `sequence_index`, any number from 0 upwards.
+  SequenceWindow Window(int64_t sequence_index) const;
+
+  // Writes positions [begin, begin + count) of a sequence: tokens_out[i] is the token at position
+  // begin + i, labels_out[i] the token that follows it (of position context - 1, too: the window is
+  // one token longer than the sequence). Each must have room for `count` values. Blocks on disk
+  // when the pages are cold. InvalidArgument for a range outside [0, context) or a negative index,
+  // DataLoss for a token outside the vocabulary; the outputs are then undefined.
+  absl::Status Read(int64_t sequence_index, int64_t begin, int64_t count, int32_t* tokens_out,
+                    int32_t* labels_out) const;
+
+ private:
+  SequenceSource(TokenShard shard, int64_t context, uint64_t seed);
+
+  TokenShard shard_;
+  int64_t context_;
+  uint64_t seed_;
+  int64_t windows_;  // per epoch
+  int64_t slack_;    // tokens left over; an epoch's first window starts at 0 .. slack_
+};
+
+}  // namespace upipe::data

@@ -1,0 +1,28 @@
+// The shape of a Llama-3 model as the engine uses it: a ModelSpec with every default filled in, in plain numbers.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/api/op_params.h"
+#include "upipe/v1/job.pb.h"
+
+namespace upipe::model {
+
+struct ModelConfig {
+  int64_t vocab_size = 0;
+  int64_t hidden_size = 0;        // d
+  int64_t num_layers = 0;
+  int64_t num_heads = 0;          // H
+  int64_t num_kv_heads = 0;       // K
+  int64_t head_dim = 0;           // D
+  int64_t intermediate_size = 0;  // F
+  float rms_norm_eps = 1e-5f;
+  bool tie_embeddings = false;
+  kernels::RopeConfig rope;
+  double init_stddev = 0.02;
+
+  // The spec must have passed ValidateJobSpec and WithDefaults.
+  static ModelConfig From(const v1::ModelSpec& spec);
+};
+
+}  // namespace upipe::model

@@ -1,0 +1,58 @@
+#include "engine/optim/optimizer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "common/status.h"
+
+namespace upipe::optim {
+
+double LearningRate(const v1::OptimizerSpec& spec, int64_t step, int64_t total_steps) {
+  const double peak = spec.learning_rate();
+  const double warmup = static_cast<double>(spec.warmup_steps());
+  const auto at = static_cast<double>(step);
+  if (at <= warmup) return peak * at / warmup;
+  const double span = std::max(1.0, static_cast<double>(total_steps) - warmup);
+  const double progress = std::min(1.0, (at - warmup) / span);
+  const double low = spec.min_learning_rate();
+  return low + 0.5 * (peak - low) * (1 + std::cos(std::numbers::pi * progress));
+}
+
+absl::Status UpdateParameters(const engine::RankContext& context, model::ShardedParameters& parameters,
+                              const v1::OptimizerSpec& spec, double learning_rate, int64_t applied_step,
+                              StepScalarsView scalars) {
+  UPIPE_RETURN_IF_ERROR(context.Run(
+      kernels::SumOfSquaresParams{.x = parameters.gradients(), .out = scalars.SumOfSquares()}));
+  UPIPE_ASSIGN_OR_RETURN(
+      kernels::Buffer scratch,
+      context.Allocate(kernels::MemoryTag::kComm, context.comm().AllReduceScratchBytes(3)));
+  UPIPE_RETURN_IF_ERROR(context.comm().AllReduce(scalars.Reduced(), 3, comm::ReduceOp::kSum, scratch.data(),
+                                                 context.stream()));
+  UPIPE_RETURN_IF_ERROR(
+      context.Run(kernels::ClipScaleParams{.sum_of_squares = scalars.SumOfSquares(),
+                                           .loss_and_count = scalars.LossAndCount(),
+                                           .grad_norm = scalars.GradNorm(),
+                                           .scale = scalars.Scale(),
+                                           .skip = scalars.Skip(),
+                                           .max_norm = static_cast<float>(spec.clip_norm())}));
+  for (const auto& piece : parameters.pieces()) {
+    auto slice = [&](const kernels::TensorView& shard) { return shard.Rows(piece.shard_begin, piece.count); };
+    UPIPE_RETURN_IF_ERROR(context.Run(kernels::AdamWParams{
+        .param = slice(parameters.weights()),
+        .grad = slice(parameters.gradients()),
+        .m = slice(parameters.first_moments()),
+        .v = slice(parameters.second_moments()),
+        .scale = scalars.Scale(),
+        .skip = scalars.Skip(),
+        .lr = static_cast<float>(learning_rate),
+        .beta1 = static_cast<float>(spec.beta1()),
+        .beta2 = static_cast<float>(spec.beta2()),
+        .eps = static_cast<float>(spec.eps()),
+        .weight_decay = piece.tensor->decays() ? static_cast<float>(spec.weight_decay()) : 0.0f,
+        .step = applied_step}));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace upipe::optim

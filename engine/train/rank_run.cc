@@ -1,0 +1,199 @@
+#include "engine/train/rank_run.h"
+
+#include <chrono>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/clock.h"
+#include "common/status.h"
+#include "engine/data/sequence_source.h"
+#include "engine/train/step.h"
+#include "kernels/device_factory.h"
+
+namespace upipe::train {
+namespace {
+
+using SteadyClock = std::chrono::steady_clock;
+
+double SecondsSince(SteadyClock::time_point start) {
+  return std::chrono::duration<double>(SteadyClock::now() - start).count();
+}
+
+// This rank's slice of any sequence, padded with unlabelled zeros past the context. Buffers are made once.
+class TokenReader {
+ public:
+  TokenReader(data::SequenceSource source, const parallel::TokenMap& tokens, int rank)
+      : source_(std::move(source)),
+        run_(tokens.RunOf(rank)),
+        context_(tokens.context),
+        tokens_(tokens.tokens_per_rank),
+        labels_(tokens.tokens_per_rank) {}
+
+  absl::StatusOr<HostTokens> Read(int64_t sequence) {
+    const int64_t count = std::max<int64_t>(0, std::min(run_.end, context_) - run_.begin);
+    std::fill(tokens_.begin() + count, tokens_.end(), 0);
+    std::fill(labels_.begin() + count, labels_.end(), -1);
+    if (count > 0) {
+      UPIPE_RETURN_IF_ERROR(source_.Read(sequence, run_.begin, count, tokens_.data(), labels_.data()));
+    }
+    return HostTokens{.tokens = tokens_.data(), .labels = labels_.data()};
+  }
+
+ private:
+  data::SequenceSource source_;
+  kernels::PositionRun run_;
+  int64_t context_;
+  std::vector<int32_t> tokens_, labels_;
+};
+
+absl::StatusOr<TokenReader> OpenReader(const v1::RunPlan& plan, const char* shard_name,
+                                       const parallel::TokenMap& tokens, int rank) {
+  const std::string path = absl::StrCat(plan.spec().data().path(), "/", shard_name);
+  UPIPE_ASSIGN_OR_RETURN(data::TokenShard shard, data::TokenShard::Open(path));
+  if (shard.vocab_size() > plan.spec().model().vocab_size()) {
+    return absl::InvalidArgumentError(absl::StrCat(path, " holds tokens of a vocabulary of ", shard.vocab_size(),
+                                                   "; the model's is ", plan.spec().model().vocab_size()));
+  }
+  UPIPE_ASSIGN_OR_RETURN(
+      data::SequenceSource source,
+      data::SequenceSource::Create(std::move(shard), tokens.context, plan.spec().train().seed()));
+  return TokenReader(std::move(source), tokens, rank);
+}
+
+class RankLoop {
+ public:
+  explicit RankLoop(const RankRun& run) : run_(run), spec_(run.plan.spec()) {}
+
+  absl::Status Run() {
+    const auto tokens = parallel::TokenMap::Make(spec_.train().context(), run_.comm.size());
+    UPIPE_ASSIGN_OR_RETURN(TokenReader train, OpenReader(run_.plan, data::kTrainShardName, tokens, run_.rank));
+    const bool evaluates = spec_.train().eval_sequences() > 0;
+    std::unique_ptr<TokenReader> held_out;
+    if (evaluates) {
+      UPIPE_ASSIGN_OR_RETURN(TokenReader reader,
+                             OpenReader(run_.plan, data::kHeldOutShardName, tokens, run_.rank));
+      held_out = std::make_unique<TokenReader>(std::move(reader));
+    }
+    const auto stream = run_.device.CreateStream(absl::StrCat("compute", run_.rank));
+    const engine::RankContext context(run_.device, *stream, run_.comm, run_.position);
+    UPIPE_ASSIGN_OR_RETURN(const std::unique_ptr<TrainStep> step, TrainStep::Create(context, run_.plan));
+    if (run_.on_running) run_.on_running();
+    const int64_t total = spec_.train().steps();
+    for (int64_t number = 1; number <= total; ++number) {
+      UPIPE_RETURN_IF_ERROR(OneStep(*step, train, evaluates ? held_out.get() : nullptr, number));
+    }
+    context.Mark(total, StepPass::kDone, -1, -1);
+    UPIPE_RETURN_IF_ERROR(run_.comm.Barrier(*stream));
+    return stream->Synchronize();
+  }
+
+ private:
+  absl::Status OneStep(TrainStep& step, TokenReader& train, TokenReader* held_out, int64_t number) {
+    const auto start = SteadyClock::now();
+    const comm::CommStats before = run_.comm.stats();
+    UPIPE_ASSIGN_OR_RETURN(
+        const bool stop,
+        step.AnyRank(run_.stop_requested != nullptr && run_.stop_requested->load(std::memory_order_relaxed)));
+    if (stop) return absl::CancelledError(absl::StrCat("asked to stop before step ", number));
+    UPIPE_ASSIGN_OR_RETURN(const HostTokens tokens, train.Read(number - 1));
+    v1::StepReport report;
+    report.set_data_seconds(SecondsSince(start));
+    UPIPE_ASSIGN_OR_RETURN(const StepResult result, step.Run(number, tokens));
+    report.set_step_seconds(SecondsSince(start));
+    AddResult(number, result, before, report);
+    const int64_t every = spec_.train().eval_every();
+    if (held_out != nullptr &&
+        (number == spec_.train().steps() || (every > 0 && number % every == 0))) {
+      UPIPE_ASSIGN_OR_RETURN(const double loss, HeldOutLoss(step, *held_out, number));
+      report.set_held_out_loss(loss);
+    }
+    if (run_.on_step) run_.on_step(report);
+    return CheckSkipped(result, number);
+  }
+
+  void AddResult(int64_t number, const StepResult& result, const comm::CommStats& before,
+                 v1::StepReport& report) {
+    if (result.skipped) ++skipped_total_;
+    report.set_step(number);
+    report.set_total_steps(spec_.train().steps());
+    report.set_loss(result.loss);
+    report.set_grad_norm(result.grad_norm);
+    report.set_learning_rate(result.learning_rate);
+    report.set_skipped(result.skipped);
+    report.set_skipped_steps_total(skipped_total_);
+    report.set_tokens(spec_.train().context());
+    report.set_tokens_per_second(static_cast<double>(spec_.train().context()) / report.step_seconds());
+    const comm::CommStats after = run_.comm.stats();
+    report.set_comm_seconds(after.seconds - before.seconds);
+    for (size_t peer = 0; peer < after.bytes_sent_to_peer.size(); ++peer) {
+      report.add_bytes_sent_to_peer(after.bytes_sent_to_peer[peer] - before.bytes_sent_to_peer[peer]);
+    }
+    *report.mutable_memory() = ToMessage(run_.device.allocator().stats());
+    report.set_unix_millis(SystemClock().UnixMillis());
+  }
+
+  absl::StatusOr<double> HeldOutLoss(TrainStep& step, TokenReader& held_out, int64_t number) {
+    double sum = 0, count = 0;
+    for (int64_t i = 0; i < spec_.train().eval_sequences(); ++i) {
+      UPIPE_ASSIGN_OR_RETURN(const HostTokens tokens, held_out.Read(i));
+      UPIPE_ASSIGN_OR_RETURN(const TrainStep::EvalResult result, step.Evaluate(number, tokens));
+      sum += result.loss_sum;
+      count += result.valid_tokens;
+    }
+    return sum / count;
+  }
+
+  absl::Status CheckSkipped(const StepResult& result, int64_t number) {
+    skipped_in_a_row_ = result.skipped ? skipped_in_a_row_ + 1 : 0;
+    if (skipped_in_a_row_ < spec_.optimizer().max_skipped_steps()) return absl::OkStatus();
+    return absl::FailedPreconditionError(absl::StrCat(
+        skipped_in_a_row_, " updates in a row were skipped up to step ", number, ": gradient norm ",
+        result.grad_norm, ", valid tokens ", result.valid_tokens,
+        "; lower optimizer.learning_rate, or raise optimizer.max_skipped_steps"));
+  }
+
+  const RankRun& run_;
+  const v1::JobSpec& spec_;
+  int64_t skipped_total_ = 0;
+  int32_t skipped_in_a_row_ = 0;
+};
+
+}  // namespace
+
+absl::Status TrainRank(const RankRun& run) {
+  absl::Status status = RankLoop(run).Run();
+  if (!status.ok()) run.comm.Abort(status);
+  return status;
+}
+
+absl::StatusOr<std::unique_ptr<kernels::Device>> CreateRankDevice(const v1::RunPlan& plan, int rank) {
+  if (rank < 0 || rank >= plan.ranks_size()) {
+    return absl::InvalidArgumentError(absl::StrCat("rank ", rank, " of a plan for ", plan.ranks_size(), " ranks"));
+  }
+  kernels::DeviceOptions options;
+  options.backend = plan.spec().parallel().backend();
+  options.arena_bytes = plan.ranks(rank).memory().arena_bytes();
+  options.num_threads = plan.spec().parallel().threads_per_rank();
+  return kernels::CreateDevice(options);
+}
+
+v1::MemoryUsage ToMessage(const kernels::MemoryStats& stats) {
+  v1::MemoryUsage usage;
+  for (int tag = 0; tag < kernels::kNumMemoryTags; ++tag) {
+    auto* bytes = usage.add_tags();
+    bytes->set_tag(kernels::kMemoryTagNames[tag]);
+    bytes->set_bytes(stats.current_bytes[tag]);
+    bytes->set_peak_bytes(stats.peak_bytes[tag]);
+    bytes->set_at_peak_bytes(stats.at_peak_bytes[tag]);
+  }
+  usage.set_current_bytes(stats.current_total_bytes);
+  usage.set_peak_bytes(stats.peak_total_bytes);
+  usage.set_attention_peak_bytes(stats.attention_peak_bytes);
+  usage.set_arena_bytes(stats.arena_high_water_bytes);
+  usage.set_peak_moment(stats.peak_moment);
+  return usage;
+}
+
+}  // namespace upipe::train

@@ -1,0 +1,41 @@
+// One rank from its first to its last step: reads its slices of the packed data, runs TrainStep, evaluates on held-out
+// sequences and reports. The same for a thread of upipe-run and for a trainer process.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "common/position_page.h"
+#include "engine/comm/communicator.h"
+#include "kernels/api/device.h"
+#include "upipe/v1/plan.pb.h"
+#include "upipe/v1/report.pb.h"
+
+namespace upipe::train {
+
+// Everything is borrowed for the length of the run. Callbacks run on the caller's thread between steps: they must not
+// block.
+struct RankRun {
+  const v1::RunPlan& plan;
+  int rank = 0;
+  comm::Communicator& comm;
+  kernels::Device& device;
+  PositionPage* position = nullptr;
+  std::function<void(const v1::StepReport&)> on_step = {};
+  std::function<void()> on_running = {};                 // all ranks are connected and agree on the schedule
+  const std::atomic<bool>* stop_requested = nullptr;     // asks all ranks to leave before the next step
+};
+
+// Blocking. OK after the last step; Cancelled when any rank was asked to stop; else the first error of data, device,
+// communicator or training (too many skipped steps: FailedPrecondition). On an error the communicator is aborted.
+absl::Status TrainRank(const RankRun& run);
+
+// The device a rank's plan asks for: backend, threads, an arena of exactly the planned high-water mark.
+absl::StatusOr<std::unique_ptr<kernels::Device>> CreateRankDevice(const v1::RunPlan& plan, int rank);
+
+// The allocator's numbers as messages carry them.
+v1::MemoryUsage ToMessage(const kernels::MemoryStats& stats);
+
+}  // namespace upipe::train

@@ -1,0 +1,43 @@
+// The table of device operations. Each op is one params struct (op_params.h); a backend gives every
+// params type a WorkspaceBytes and an Enqueue. Validation is shared (Validate), so every backend refuses
+// the same bad params with the same sentence.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "kernels/api/op_params.h"
+#include "kernels/api/stream.h"
+
+namespace upipe::kernels {
+
+// Scratch for one op call, from the tagged Allocator. Alive until the stream passes the op.
+struct Workspace {
+  void* data = nullptr;
+  int64_t size_bytes = 0;
+};
+
+// Arithmetic and traffic of one op call, from its params alone. Causal attention counts only the
+// key/query pairs inside the mask.
+struct OpCost {
+  double flops = 0;
+  double bytes_read = 0;
+  double bytes_written = 0;
+};
+
+class OpTable {
+ public:
+  virtual ~OpTable() = default;
+  // Pure. The dry table answers for the backend it stands in for.
+  virtual int64_t WorkspaceBytes(const OpParams& params) const = 0;
+  // Validates (InvalidArgument naming op and field), then submits to the stream. Never allocates device
+  // memory, never blocks; later failures surface on the stream's events.
+  virtual absl::Status Enqueue(const OpParams& params, Workspace workspace, Stream& stream) = 0;
+};
+
+// Shapes, dtypes, strides and ranges; never touches data. InvalidArgument naming op, field and values.
+absl::Status Validate(const OpParams& params);
+OpCost Cost(const OpParams& params);
+const char* NameOf(const OpParams& params);
+
+}  // namespace upipe::kernels

@@ -1,0 +1,54 @@
+// Building blocks of Validate: each call checks one thing of one field and remembers the first
+// violation, as a sentence naming op, field and values.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "kernels/api/op_params.h"
+
+namespace upipe::kernels {
+
+class ParamCheck {
+ public:
+  explicit ParamCheck(const char* op) : op_(op) {}
+
+  // The first violation, or OK.
+  const absl::Status& status() const { return status_; }
+
+  // A readable tensor: present, of this dtype and rank, last dim contiguous, strides not negative,
+  // address aligned to the dtype. Zero elements need no address.
+  void Input(const char* field, const TensorView& view, int rank, DType dtype = DType::kFloat32);
+  // As Input, and no two elements share an address.
+  void Output(const char* field, const TensorView& view, int rank, DType dtype = DType::kFloat32);
+  // Output of any dtype and rank.
+  void AnyOutput(const char* field, const TensorView& view);
+  void Gapless(const char* field, const TensorView& view);
+  // shape[dim] == expected; `meaning` says where the expected value comes from.
+  void Dim(const char* field, const TensorView& view, int dim, int64_t expected,
+           absl::string_view meaning);
+  void SameShape(const char* field, const TensorView& view, const char* other_field,
+                 const TensorView& other);
+  // shape[dim] >= 1.
+  void NotEmpty(const char* field, const TensorView& view, int dim);
+  // The two tensors do not begin at one address.
+  void Distinct(const char* field, const TensorView& view, const char* other_field,
+                const TensorView& other);
+  // `ok` says the scalar field is in range; the sentence is "FIELD = VALUE, must be RULE".
+  template <typename Value>
+  void Scalar(bool ok, const char* field, Value value, absl::string_view rule) {
+    if (!ok) Fail(absl::StrCat(field, " = ", value, ", must be ", rule));
+  }
+  void Fail(absl::string_view sentence);
+
+ private:
+  void Layout(const char* field, const TensorView& view);
+  void NoSelfOverlap(const char* field, const TensorView& view);
+
+  const char* op_;
+  absl::Status status_;
+};
+
+}  // namespace upipe::kernels

@@ -1,0 +1,71 @@
+// Streams and events: the order in which a device executes. Work submitted to one stream runs in
+// order; streams run concurrently; Wait(event) orders one stream after a point of another.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+
+namespace upipe::kernels {
+
+// Runs loop bodies on the rank's pinned threads. The partition depends only on (count, num_threads),
+// so results are bit-identical from run to run.
+class ParallelFor {
+ public:
+  virtual ~ParallelFor() = default;
+  virtual int num_threads() const = 0;
+  // Calls body(begin, end, thread_index) for at most num_threads() contiguous pieces of [0, count) and
+  // returns when all have returned. Body must not throw. Blocking; called on the stream's thread only.
+  virtual void Run(int64_t count,
+                   const std::function<void(int64_t begin, int64_t end, int thread_index)>& body) = 0;
+};
+
+// What a task sees while it executes on a stream.
+struct ExecContext {
+  ParallelFor& parallel;
+};
+
+// A task that fails puts its stream in error: later tasks are dropped, and every event recorded
+// after it completes with that error.
+using Task = std::function<absl::Status(ExecContext&)>;
+
+// A point in a stream. Copies share the point. Thread-safe.
+class Event {
+ public:
+  class State {
+   public:
+    virtual ~State() = default;
+    virtual bool Done() const = 0;
+    // Blocks the caller until the point is reached; the first error of the stream, if any.
+    virtual absl::Status Synchronize() = 0;
+  };
+  Event() = default;  // already reached
+  explicit Event(std::shared_ptr<State> state) : state_(std::move(state)) {}
+  bool Done() const { return state_ == nullptr || state_->Done(); }
+  absl::Status Synchronize() const {
+    return state_ == nullptr ? absl::OkStatus() : state_->Synchronize();
+  }
+  const std::shared_ptr<State>& state() const { return state_; }
+
+ private:
+  std::shared_ptr<State> state_;
+};
+
+// Owned by whoever called Device::CreateStream. Submit, Record and Wait are called by one host thread
+// at a time, return at once (Submit may wait while thousands of tasks are pending) and never fail;
+// failures of tasks surface on events.
+class Stream {
+ public:
+  virtual ~Stream() = default;  // drains what was submitted
+  virtual const std::string& name() const = 0;
+  virtual void Submit(Task task) = 0;
+  virtual Event Record() = 0;
+  virtual void Wait(const Event& event) = 0;
+  // Blocks until everything submitted so far has run; the stream's first error, if any.
+  absl::Status Synchronize() { return Record().Synchronize(); }
+};
+
+}  // namespace upipe::kernels

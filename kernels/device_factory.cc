@@ -1,0 +1,44 @@
+#include "kernels/device_factory.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/status.h"
+#include "kernels/cpu/cpu_op_table.h"
+#include "kernels/host/host_device.h"
+#include "kernels/reference/reference_op_table.h"
+
+namespace upipe::kernels {
+namespace {
+
+absl::StatusOr<std::unique_ptr<OpTable>> CreateOpTable(const std::string& backend) {
+  if (backend == "cpu") return CreateCpuOpTable();
+  if (backend == "reference") return CreateReferenceOpTable();
+  if (backend == "cuda") {
+    return absl::FailedPreconditionError(
+        "backend cuda is not in this build; configure with -DUPIPE_WITH_CUDA=ON, or use cpu");
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("unknown backend \"", backend, "\"; there are cpu, reference and cuda"));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Device>> CreateDevice(const DeviceOptions& options) {
+  UPIPE_ASSIGN_OR_RETURN(std::unique_ptr<OpTable> ops, CreateOpTable(options.backend));
+  return HostDevice::Create({.name = options.backend,
+                             .arena_bytes = options.arena_bytes,
+                             .prefault = options.prefault,
+                             .num_threads = options.num_threads,
+                             .cpus = options.cpus,
+                             .delay = options.test_delay,
+                             .poison_freed = options.test_poison_freed},
+                            std::move(ops));
+}
+
+absl::StatusOr<std::unique_ptr<DryDevice>> CreateDryDevice(const std::string& backend) {
+  UPIPE_ASSIGN_OR_RETURN(std::unique_ptr<OpTable> ops, CreateOpTable(backend));
+  return std::make_unique<DryDevice>(backend, std::move(ops));
+}
+
+}  // namespace upipe::kernels

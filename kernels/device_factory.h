@@ -1,0 +1,35 @@
+// Devices by backend name: the one place that knows which backends this build has.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/api/device.h"
+#include "kernels/dry/dry_device.h"
+#include "kernels/host/host_stream.h"
+
+namespace upipe::kernels {
+
+struct DeviceOptions {
+  std::string backend = "cpu";  // cpu, reference or cuda
+  int64_t arena_bytes = 0;      // the plan's high-water mark
+  bool prefault = false;        // take all pages at start
+  int num_threads = 1;          // loop threads of the rank
+  std::vector<int> cpus;        // where its threads run; none = anywhere
+  // The test device: seeded delays before tasks, freed blocks filled with NaN.
+  std::optional<StreamDelay> test_delay;
+  bool test_poison_freed = false;
+};
+
+// InvalidArgument for an unknown backend or bad counts, FailedPrecondition for a backend this build
+// lacks, ResourceExhausted when the arena cannot be mapped.
+absl::StatusOr<std::unique_ptr<Device>> CreateDevice(const DeviceOptions& options);
+
+// The dry device standing in for `backend`; same errors.
+absl::StatusOr<std::unique_ptr<DryDevice>> CreateDryDevice(const std::string& backend);
+
+}  // namespace upipe::kernels

@@ -1,0 +1,55 @@
+// A share of this machine's CPUs as a device: an arena, loop threads, streams that are threads, and
+// the injected ops.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/api/device.h"
+#include "kernels/host/host_arena.h"
+#include "kernels/host/host_parallel_for.h"
+#include "kernels/host/host_stream.h"
+
+namespace upipe::kernels {
+
+class HostDevice final : public Device {
+ public:
+  struct Options {
+    std::string name = "cpu";
+    int64_t arena_bytes = 0;
+    bool prefault = false;
+    int num_threads = 1;
+    std::vector<int> cpus;  // where threads of the device run; none = anywhere
+    // The test device: results must not change by a bit.
+    std::optional<StreamDelay> delay;
+    bool poison_freed = false;
+  };
+
+  // InvalidArgument for bad counts or CPUs, ResourceExhausted when the arena cannot be mapped.
+  static absl::StatusOr<std::unique_ptr<HostDevice>> Create(const Options& options,
+                                                            std::unique_ptr<OpTable> ops);
+  // Streams made here must be gone, and buffers freed.
+  ~HostDevice() override;
+
+  std::string name() const override { return options_.name; }
+  Allocator& allocator() override { return allocator_; }
+  OpTable& ops() override { return *ops_; }
+  std::unique_ptr<Stream> CreateStream(std::string name) override;
+  void CopyToHost(void* host, const void* device, int64_t bytes, Stream& stream) override;
+  void CopyFromHost(void* device, const void* host, int64_t bytes, Stream& stream) override;
+
+ private:
+  HostDevice(const Options& options, std::unique_ptr<OpTable> ops,
+             std::unique_ptr<HostArena> arena);
+
+  const Options options_;
+  const std::unique_ptr<OpTable> ops_;
+  const std::unique_ptr<HostArena> arena_;
+  const std::shared_ptr<HostParallelFor> parallel_;  // each stream holds a share
+  Allocator allocator_;
+};
+
+}  // namespace upipe::kernels

@@ -1,0 +1,125 @@
+// Scaled dot-product attention, one query (forward, dq) or one key (dk, dv) at a time: O(Tq * Tk) time and
+// O(head_dim) memory. Scores are computed again wherever they are needed.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "kernels/reference/reference_backend.h"
+
+namespace upipe::kernels::reference {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// Index of the document that holds `position`.
+int64_t DocumentOf(const AttentionMask& mask, int64_t position) {
+  const std::vector<int64_t>& starts = *mask.document_starts;
+  return std::upper_bound(starts.begin(), starts.end(), position) - starts.begin();
+}
+
+bool Visible(const AttentionMask& mask, int64_t query, int64_t key) {
+  if (mask.causal && key > query) return false;
+  if (mask.window && std::abs(query - key) >= *mask.window) return false;
+  return DocumentOf(mask, query) == DocumentOf(mask, key);
+}
+
+double Dot(const TensorView& a, int64_t i, int64_t head_a, const TensorView& b, int64_t j, int64_t head_b) {
+  double sum = 0;
+  for (int64_t d = 0; d < a.shape[2]; ++d) sum += double{At(a, i, head_a, d)} * At(b, j, head_b, d);
+  return sum;
+}
+
+// The probability of one visible pair, and d(loss)/d(score) before the scale.
+struct PairGradient {
+  double probability;
+  double score;
+};
+
+PairGradient GradientOf(const AttentionBwdParams& p, int64_t i, int64_t j, int64_t head) {
+  const int32_t slot = p.kv_slot[head];
+  const double probability = std::exp(p.scale * Dot(p.q, i, head, p.k, j, slot) - At(p.lse, head, i));
+  return {probability, probability * (Dot(p.dout, i, head, p.v, j, slot) - At(p.delta, i, head))};
+}
+
+}  // namespace
+
+absl::Status Backend::Run(const AttentionFwdParams& p, Workspace, ExecContext&) {
+  const int64_t head_dim = p.q.shape[2];
+  std::vector<double> out(head_dim);
+  for (int64_t head = 0; head < p.q.shape[1]; ++head) {
+    const int32_t slot = p.kv_slot[head];
+    for (int64_t i = 0; i < p.q.shape[0]; ++i) {
+      const auto visible = [&](int64_t j) {
+        return Visible(p.mask, p.queries.begin + i, p.keys.begin + j);
+      };
+      double max = -kInfinity;
+      for (int64_t j = 0; j < p.k.shape[0]; ++j) {
+        if (visible(j)) max = std::max(max, p.scale * Dot(p.q, i, head, p.k, j, slot));
+      }
+      double sum = 0;
+      std::fill(out.begin(), out.end(), 0.0);
+      for (int64_t j = 0; j < p.k.shape[0]; ++j) {
+        if (!visible(j)) continue;
+        const double weight = std::exp(p.scale * Dot(p.q, i, head, p.k, j, slot) - max);
+        sum += weight;
+        for (int64_t d = 0; d < head_dim; ++d) out[d] += weight * At(p.v, j, slot, d);
+      }
+      At(p.lse, head, i) = sum == 0 ? -kInfinity : max + std::log(sum);
+      for (int64_t d = 0; d < head_dim; ++d) At(p.o, i, head, d) = sum == 0 ? 0.0 : out[d] / sum;
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Backend::Run(const AttentionBwdParams& p, Workspace, ExecContext&) {
+  const int64_t head_dim = p.q.shape[2];
+  std::vector<double> dq(head_dim), dk(head_dim), dv(head_dim);
+  const auto visible = [&](int64_t i, int64_t j) {
+    return Visible(p.mask, p.queries.begin + i, p.keys.begin + j);
+  };
+  for (int64_t head = 0; head < p.q.shape[1]; ++head) {
+    for (int64_t i = 0; i < p.q.shape[0]; ++i) {
+      std::fill(dq.begin(), dq.end(), 0.0);
+      for (int64_t j = 0; j < p.k.shape[0]; ++j) {
+        if (!visible(i, j)) continue;
+        const double gradient = p.scale * GradientOf(p, i, j, head).score;
+        for (int64_t d = 0; d < head_dim; ++d) dq[d] += gradient * At(p.k, j, p.kv_slot[head], d);
+      }
+      for (int64_t d = 0; d < head_dim; ++d) {
+        At(p.dq, i, head, d) = (p.accumulate_dq ? At(p.dq, i, head, d) : 0.0) + dq[d];
+      }
+    }
+  }
+  for (int64_t slot = 0; slot < p.k.shape[1]; ++slot) {
+    for (int64_t j = 0; j < p.k.shape[0]; ++j) {
+      std::fill(dk.begin(), dk.end(), 0.0);
+      std::fill(dv.begin(), dv.end(), 0.0);
+      for (int64_t head = 0; head < p.q.shape[1]; ++head) {
+        for (int64_t i = 0; p.kv_slot[head] == slot && i < p.q.shape[0]; ++i) {
+          if (!visible(i, j)) continue;
+          const PairGradient gradient = GradientOf(p, i, j, head);
+          for (int64_t d = 0; d < head_dim; ++d) {
+            dv[d] += gradient.probability * At(p.dout, i, head, d);
+            dk[d] += p.scale * gradient.score * At(p.q, i, head, d);
+          }
+        }
+      }
+      for (int64_t d = 0; d < head_dim; ++d) {
+        At(p.dk, j, slot, d) += dk[d];
+        At(p.dv, j, slot, d) += dv[d];
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+// delta of the backward, and any other row-wise dot product.
+absl::Status Backend::Run(const RowDotParams& p, Workspace, ExecContext&) {
+  for (int64_t t = 0; t < p.a.shape[0]; ++t) {
+    for (int64_t h = 0; h < p.a.shape[1]; ++h) At(p.out, t, h) = Dot(p.a, t, h, p.b, t, h);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace upipe::kernels::reference

@@ -1,0 +1,132 @@
+// upipe-run: the same job in one process, ranks as threads over the inproc communicator, no daemons.
+#include <CLI/CLI.hpp>
+#include <atomic>
+#include <csignal>
+#include <fstream>
+#include <iostream>
+#include <mutex>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "common/machine.h"
+#include "common/spec/yaml_spec.h"
+#include "common/status.h"
+#include "common/units.h"
+#include "engine/comm/inproc/inproc_communicator.h"
+#include "engine/train/rank_run.h"
+#include "google/protobuf/util/json_util.h"
+#include "kernels/cpu/isa.h"
+#include "planner/plan.h"
+#include "planner/render.h"
+
+namespace upipe::planner {
+namespace {
+
+std::atomic<bool> stop_requested{false};
+
+struct Flags {
+  std::string job_file;
+  std::vector<std::string> overrides;
+  std::string metrics_file;
+  bool quiet = false;
+};
+
+// Prints rank 0's reports and keeps every rank's in the metrics file, one JSON object a line.
+class Reporter {
+ public:
+  explicit Reporter(const Flags& flags) : quiet_(flags.quiet) {
+    if (!flags.metrics_file.empty()) metrics_.open(flags.metrics_file, std::ios::trunc);
+  }
+  bool ok() const { return !metrics_.fail(); }
+
+  void OnStep(int rank, const v1::StepReport& report) {
+    const std::lock_guard lock(mutex_);
+    if (metrics_.is_open()) {
+      std::string json;
+      google::protobuf::util::JsonPrintOptions options;
+      options.preserve_proto_field_names = true;
+      if (google::protobuf::util::MessageToJsonString(report, &json, options).ok()) {
+        metrics_ << "{\"rank\":" << rank << ",\"report\":" << json << "}\n";
+      }
+    }
+    if (rank != 0 || quiet_) return;
+    std::cout << absl::StrFormat("step %d/%d  loss %.4f  grad norm %.3f  %.0f tokens/s  peak %s", report.step(),
+                                 report.total_steps(), report.loss(), report.grad_norm(),
+                                 report.tokens_per_second(), FormatBytes(report.memory().peak_bytes()));
+    if (report.has_held_out_loss()) std::cout << absl::StrFormat("  held-out %.4f", report.held_out_loss());
+    std::cout << (report.skipped() ? "  skipped" : "") << std::endl;
+  }
+
+ private:
+  const bool quiet_;
+  std::mutex mutex_;
+  std::ofstream metrics_;
+};
+
+absl::Status RunRanks(const v1::RunPlan& plan, Reporter& reporter) {
+  const int ranks = plan.spec().parallel().ranks();
+  std::vector<std::unique_ptr<kernels::Device>> devices;
+  for (int rank = 0; rank < ranks; ++rank) {
+    UPIPE_ASSIGN_OR_RETURN(devices.emplace_back(), train::CreateRankDevice(plan, rank));
+  }
+  // Any rank's failure aborts its peers at once, so a long deadline only bounds a stuck machine.
+  const auto comms = comm::InprocGroup::Create(ranks, {.deadline = absl::Hours(1), .observer = {}});
+  std::vector<absl::Status> statuses(ranks);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks; ++rank) {
+    threads.emplace_back([&, rank] {
+      statuses[rank] = train::TrainRank({
+          .plan = plan,
+          .rank = rank,
+          .comm = *comms[rank],
+          .device = *devices[rank],
+          .on_step = [&, rank](const v1::StepReport& report) { reporter.OnStep(rank, report); },
+          .stop_requested = &stop_requested,
+      });
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const absl::Status& status : statuses) UPIPE_RETURN_IF_ERROR(status);
+  return absl::OkStatus();
+}
+
+absl::Status Run(const Flags& flags) {
+  UPIPE_ASSIGN_OR_RETURN(const v1::JobSpec spec, ReadJobSpecFile(flags.job_file, flags.overrides));
+  UPIPE_ASSIGN_OR_RETURN(const int64_t available, AvailableMemoryBytes());
+  UPIPE_ASSIGN_OR_RETURN(
+      const v1::RunPlan plan,
+      MakeRunPlan(spec, {.memory_per_rank_bytes = available / std::max(1, spec.parallel().ranks())}));
+  if (!plan.spec().parallel().isa_cap().empty()) {
+    UPIPE_RETURN_IF_ERROR(kernels::CapIsa(plan.spec().parallel().isa_cap()));
+  }
+  if (!flags.quiet) std::cout << RenderPlan(plan) << "\n";
+  Reporter reporter(flags);
+  if (!reporter.ok()) {
+    return absl::PermissionDeniedError(absl::StrCat("cannot write ", flags.metrics_file));
+  }
+  return RunRanks(plan, reporter);
+}
+
+int Main(int argc, char** argv) {
+  CLI::App app{"Runs a job in this process, one thread per rank, without daemons.\n"
+               "Example: upipe run deploy/samples/tiny.yaml --set train.steps=20"};
+  Flags flags;
+  app.add_option("job", flags.job_file, "job file (YAML)")->required();
+  app.add_option("--set", flags.overrides, "override a field, path=value (repeatable)")->allow_extra_args(false);
+  app.add_option("--metrics", flags.metrics_file, "write every step report of every rank here, JSON lines");
+  app.add_flag("--quiet", flags.quiet, "print nothing but errors");
+  CLI11_PARSE(app, argc, argv);
+  std::signal(SIGINT, [](int) { stop_requested = true; });
+  std::signal(SIGTERM, [](int) { stop_requested = true; });
+  const absl::Status status = Run(flags);
+  if (status.ok()) return 0;
+  std::cerr << "upipe-run: " << status.message() << "\n";
+  if (absl::IsInvalidArgument(status)) return 2;
+  return absl::IsCancelled(status) ? 3 : 1;
+}
+
+}  // namespace
+}  // namespace upipe::planner
+
+int main(int argc, char** argv) { return upipe::planner::Main(argc, argv); }

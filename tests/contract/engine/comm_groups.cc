@@ -1,0 +1,92 @@
+#include "tests/contract/engine/comm_groups.h"
+
+#include "engine/comm/inproc/inproc_communicator.h"
+#ifdef UPIPE_TEST_UCX
+#include "engine/comm/ucx/ucx_communicator.h"
+#endif
+
+namespace upipe::comm {
+namespace {
+
+class SingleThread final : public kernels::ParallelFor {
+ public:
+  int num_threads() const override { return 1; }
+  void Run(int64_t count, const std::function<void(int64_t, int64_t, int)>& body) override {
+    if (count > 0) body(0, count, 0);
+  }
+};
+
+}  // namespace
+
+kernels::HostStream NewStream() {
+  return kernels::HostStream("test", std::make_shared<SingleThread>(), std::nullopt, {});
+}
+
+std::vector<GroupKind> AllGroupKinds() {
+  std::vector<GroupKind> kinds;
+  kinds.push_back({"inproc", [](const std::vector<CommOptions>& by_rank) {
+                     return InprocGroup::Create(by_rank);
+                   }});
+#ifdef UPIPE_TEST_UCX
+  kinds.push_back(
+      {"ucx", [](const std::vector<CommOptions>& by_rank) { return MakeUcxRanks(by_rank); }});
+  kinds.push_back({"ucx_tcp", [](const std::vector<CommOptions>& by_rank) {
+                     std::vector<std::string> nodes;
+                     for (size_t i = 0; i < by_rank.size(); ++i)
+                       nodes.push_back(absl::StrCat("node", i));
+                     return MakeUcxRanks(by_rank, nodes);
+                   }});
+#endif
+  return kinds;
+}
+
+void Ranks::Destroy() {
+  std::vector<std::thread> threads;
+  for (auto& comm : *this) threads.emplace_back([&comm] { comm.reset(); });
+  for (std::thread& thread : threads) thread.join();
+}
+
+void OnEveryRank(Ranks& ranks, const std::function<void(Communicator&, kernels::Stream&)>& body) {
+  std::vector<std::thread> threads;
+  for (auto& comm : ranks) {
+    threads.emplace_back([&body, &comm] {
+      kernels::HostStream stream = NewStream();
+      body(*comm, stream);
+      stream.Synchronize().IgnoreError();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+#ifdef UPIPE_TEST_UCX
+Ranks MakeUcxRanks(const std::vector<CommOptions>& by_rank, std::vector<std::string> node_of_rank) {
+  const int size = static_cast<int>(by_rank.size());
+  if (node_of_rank.empty()) node_of_rank.assign(size, "node");
+  UcxOptions options;
+  options.tcp_devices = "lo";
+  options.close_deadline = absl::Milliseconds(500);
+  std::vector<std::unique_ptr<UcxContext>> contexts;
+  UcxGroup group{.node_ids = node_of_rank, .identity = {"job", 1, 0x1234, "nonce"}};
+  for (int rank = 0; rank < size; ++rank) {
+    auto context = UcxContext::Create(options);
+    EXPECT_TRUE(context.ok()) << context.status();
+    if (!context.ok()) return {};
+    group.addresses.push_back((*context)->address());
+    contexts.push_back(*std::move(context));
+  }
+  Ranks ranks(static_cast<size_t>(size));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; ++rank) {
+    threads.emplace_back([&, rank, own = group]() mutable {
+      own.rank = rank;
+      auto comm = contexts[rank]->Connect(own, by_rank[rank]);
+      EXPECT_TRUE(comm.ok()) << comm.status();
+      if (comm.ok()) ranks[rank] = *std::move(comm);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return ranks;
+}
+#endif
+
+}  // namespace upipe::comm

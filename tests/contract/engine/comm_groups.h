@@ -1,0 +1,48 @@
+// What the communicator's contract tests share: streams, the groups under test, and one thread per
+// rank.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "engine/comm/communicator.h"
+#include "gtest/gtest.h"
+#include "kernels/host/host_stream.h"
+
+namespace upipe::comm {
+
+// A stream whose tasks run on its own thread only.
+kernels::HostStream NewStream();
+
+// The ranks of one group; destroyed all at once, each on a thread, as processes would end.
+class Ranks : public std::vector<std::unique_ptr<Communicator>> {
+ public:
+  using vector::vector;
+  Ranks(std::vector<std::unique_ptr<Communicator>> ranks) : vector(std::move(ranks)) {}
+  Ranks(Ranks&&) = default;
+  ~Ranks() { Destroy(); }
+  void Destroy();
+};
+
+// An implementation under test. `Make` builds a group whose ranks are threads of this process.
+struct GroupKind {
+  std::string name;
+  std::function<Ranks(const std::vector<CommOptions>&)> Make;
+};
+
+std::vector<GroupKind> AllGroupKinds();
+
+// Runs body(comm, stream) on one thread per rank, each with a stream of its own, and joins them.
+void OnEveryRank(Ranks& ranks, const std::function<void(Communicator&, kernels::Stream&)>& body);
+
+#ifdef UPIPE_TEST_UCX
+// A connected group over UCX, every rank with a context of its own. `node_of_rank` empty: one node.
+Ranks MakeUcxRanks(const std::vector<CommOptions>& by_rank,
+                   std::vector<std::string> node_of_rank = {});
+#endif
+
+}  // namespace upipe::comm

@@ -1,0 +1,74 @@
+#include <cmath>
+
+#include "gtest/gtest.h"
+#include "tests/kernels/kernels/support/attention_case.h"
+#include "tests/kernels/kernels/support/op_check.h"
+
+namespace upipe::kernels::testing {
+namespace {
+
+class AttentionFwd : public ::testing::TestWithParam<AttentionCase> {};
+
+TEST_P(AttentionFwd, WithinTheBoundOfReference) {
+  ExpectCpuMatchesReference([](Memory& memory) { return ForwardCall(GetParam(), memory); }, 2);
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, AttentionFwd, ::testing::ValuesIn(AttentionCases()),
+                         [](const auto& info) { return info.param.name; });
+
+TEST(AttentionFwd, AQueryWithoutKeysGetsZeroAndMinusInfinity) {
+  for (OpTable* ops : {&Reference(), &Cpu()}) {
+    Memory memory(1);
+    const AttentionFwdParams p = ForwardCall({.queries = {0, 40}, .keys = {30, 70}}, memory);
+    ASSERT_EQ(RunCall(*ops, p, memory), absl::OkStatus());
+    for (int64_t t = 0; t < 30; ++t) {
+      EXPECT_EQ(GetElement(p.lse, 0, t), -INFINITY);
+      for (int64_t e = 0; e < 16; ++e) EXPECT_EQ(GetElement(p.o, t, 0, e), 0.0);
+    }
+    EXPECT_TRUE(std::isfinite(GetElement(p.lse, 0, 30)));
+  }
+}
+
+TEST(AttentionFwd, EqualScoresAverageTheVisibleValues) {
+  for (OpTable* ops : {&Reference(), &Cpu()}) {
+    Memory memory(1);
+    const AttentionFwdParams p = ForwardCall({.queries = {0, 100}, .keys = {0, 100}, .score_scale = 0}, memory);
+    ASSERT_EQ(RunCall(*ops, p, memory), absl::OkStatus());
+    double sum = 0;
+    for (int64_t t = 0; t < 100; ++t) {
+      sum += GetElement(p.v, t, 0, 3);
+      EXPECT_NEAR(GetElement(p.o, t, 0, 3), sum / (t + 1), 1e-6);
+      EXPECT_NEAR(GetElement(p.lse, 0, t), std::log(t + 1), 1e-6);
+    }
+  }
+}
+
+// A NaN must reach the loss: it may not vanish in a maximum.
+TEST(AttentionFwd, NanReachesTheOutputOfQueriesThatSeeIt) {
+  ForEachIsa([](const std::string&) {
+    Memory memory(1);
+    const AttentionFwdParams p = ForwardCall({.queries = {0, 100}, .keys = {0, 100}}, memory);
+    SetElement(p.k, 10, 0, 0, std::nan(""));
+    memory.SealInputs();
+    ASSERT_EQ(RunCall(Cpu(), p, memory), absl::OkStatus());
+    EXPECT_TRUE(std::isfinite(GetElement(p.o, 9, 0, 0)));
+    EXPECT_TRUE(std::isnan(GetElement(p.o, 10, 0, 0)));
+    EXPECT_TRUE(std::isnan(GetElement(p.o, 99, 0, 0)));
+  });
+}
+
+// Threads take whole query blocks, so their number changes nothing at all.
+TEST(AttentionFwd, ThreadsDoNotChangeABit) {
+  std::vector<Memory::Result> first;
+  for (int threads : {1, 2, 3}) {
+    Memory memory(7);
+    const AttentionFwdParams p = ForwardCall({.queries = {0, 700}, .keys = {0, 700}, .kv_slot = {0, 0}}, memory);
+    ASSERT_EQ(RunCall(Cpu(), p, memory, threads), absl::OkStatus());
+    if (threads == 1) first = memory.Results();
+    EXPECT_EQ(memory.Results()[0].values, first[0].values);
+    EXPECT_EQ(memory.Results()[1].values, first[1].values);
+  }
+}
+
+}  // namespace
+}  // namespace upipe::kernels::testing

@@ -1,0 +1,130 @@
+#include "tests/kernels/kernels/support/memory.h"
+
+#include <cmath>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+
+namespace upipe::kernels::testing {
+namespace {
+
+constexpr int64_t kBorder = 16;  // sentinel elements before and after
+constexpr char kSentinel = 0x5a;
+
+// Calls body(i, j, k) for every element.
+template <typename Body>
+void ForEach(const TensorView& view, const Body& body) {
+  for (int64_t i = 0; i < view.shape[0]; ++i) {
+    for (int64_t j = 0; j < view.shape[1]; ++j) {
+      for (int64_t k = 0; k < view.shape[2]; ++k) body(i, j, k);
+    }
+  }
+}
+
+}  // namespace
+
+void SetElement(const TensorView& view, int64_t i, int64_t j, int64_t k, double value) {
+  void* element = view.At(i, j, k);
+  switch (view.dtype) {
+    case DType::kFloat32: *static_cast<float*>(element) = static_cast<float>(value); break;
+    case DType::kFloat64: *static_cast<double*>(element) = value; break;
+    case DType::kInt32: *static_cast<int32_t*>(element) = std::isnan(value) ? -77 : static_cast<int32_t>(value); break;
+    case DType::kInt64: *static_cast<int64_t*>(element) = std::isnan(value) ? -77 : static_cast<int64_t>(value); break;
+  }
+}
+
+double GetElement(const TensorView& view, int64_t i, int64_t j, int64_t k) {
+  const void* element = view.At(i, j, k);
+  switch (view.dtype) {
+    case DType::kFloat32: return *static_cast<const float*>(element);
+    case DType::kFloat64: return *static_cast<const double*>(element);
+    case DType::kInt32: return *static_cast<const int32_t*>(element);
+    case DType::kInt64: return static_cast<double>(*static_cast<const int64_t*>(element));
+  }
+  return 0;
+}
+
+TensorView Memory::Add(std::string name, const Shape& shape, DType dtype, const std::function<double()>& value) {
+  auto block = std::make_unique<Block>();
+  block->name = std::move(name);
+  TensorView& view = block->view;
+  view = {nullptr, dtype, static_cast<int>(shape.dims.size()), {1, 1, 1}, {0, 0, 0}};
+  int64_t elements = 1;
+  for (int dim = view.rank - 1; dim >= 0; --dim) {
+    view.shape[dim] = shape.dims[dim];
+    view.stride[dim] = elements;
+    elements = elements * std::max<int64_t>(1, shape.dims[dim]) + shape.gap;
+  }
+  const int64_t size = SizeOf(dtype);
+  block->bytes.assign((elements + 2 * kBorder) * size, kSentinel);
+  block->writable.assign(block->bytes.size(), false);
+  view.data = block->bytes.data() + kBorder * size;
+  ForEach(view, [&](int64_t i, int64_t j, int64_t k) {
+    SetElement(view, i, j, k, value());
+    const int64_t offset = static_cast<char*>(view.At(i, j, k)) - block->bytes.data();
+    for (int64_t b = 0; b < size && !block->name.empty(); ++b) block->writable[offset + b] = true;
+  });
+  block->before = block->bytes;
+  blocks_.push_back(std::move(block));
+  return blocks_.back()->view;
+}
+
+TensorView Memory::Input(Shape shape, double scale) {
+  std::normal_distribution<double> normal(0, scale);
+  return Add("", shape, DType::kFloat32, [&] { return normal(random_); });
+}
+
+TensorView Memory::Output(std::string name, Shape shape, DType dtype) {
+  return Add(std::move(name), shape, dtype, [] { return std::nan(""); });
+}
+
+TensorView Memory::InOut(std::string name, Shape shape, double scale, DType dtype) {
+  std::normal_distribution<double> normal(0, scale);
+  return Add(std::move(name), shape, dtype, [&] { return normal(random_); });
+}
+
+TensorView Memory::Ints(const std::vector<int32_t>& values) {
+  size_t next = 0;
+  return Add("", {{static_cast<int64_t>(values.size())}}, DType::kInt32, [&] { return values[next++]; });
+}
+
+TensorView Memory::Positions(const std::vector<int64_t>& values) {
+  size_t next = 0;
+  return Add("", {{static_cast<int64_t>(values.size())}}, DType::kInt64,
+             [&] { return static_cast<double>(values[next++]); });
+}
+
+TensorView Memory::Doubles(const std::vector<double>& values) {
+  size_t next = 0;
+  return Add("", {{static_cast<int64_t>(values.size())}}, DType::kFloat64, [&] { return values[next++]; });
+}
+
+void Memory::SealInputs() {
+  for (auto& block : blocks_) block->before = block->bytes;
+}
+
+std::vector<Memory::Result> Memory::Results() const {
+  std::vector<Result> results;
+  for (const auto& block : blocks_) {
+    if (block->name.empty()) continue;
+    Result& result = results.emplace_back(Result{block->name, {}});
+    ForEach(block->view, [&](int64_t i, int64_t j, int64_t k) {
+      result.values.push_back(GetElement(block->view, i, j, k));
+    });
+  }
+  return results;
+}
+
+std::string Memory::Damage() const {
+  for (size_t index = 0; index < blocks_.size(); ++index) {
+    const Block& block = *blocks_[index];
+    for (size_t i = 0; i < block.bytes.size(); ++i) {
+      if (block.writable[i] || block.bytes[i] == block.before[i]) continue;
+      return absl::StrCat("byte ", i, " of tensor ", index, " (", block.name.empty() ? "an input" : block.name,
+                          ") changed");
+    }
+  }
+  return "";
+}
+
+}  // namespace upipe::kernels::testing

@@ -1,0 +1,39 @@
+// Holds a backend to the reference: *the bound* of the project's style, bit identity, untouched inputs, poison.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "kernels/api/op_table.h"
+#include "tests/kernels/kernels/support/memory.h"
+
+namespace upipe::kernels::testing {
+
+// Builds the tensors and the params of one call.
+using BuildCall = std::function<OpParams(Memory&)>;
+
+OpTable& Reference();
+OpTable& Cpu();
+OpTable& Naive();  // the same-precision yardstick: plain fp32 loops
+
+// Runs the call on its own stream with `num_threads` loop threads. The workspace is exactly as large as asked for and
+// full of NaN. Damage to anything but results is a test failure.
+absl::Status RunCall(OpTable& ops, const OpParams& params, const Memory& memory, int num_threads = 1);
+
+// For every instruction set of this machine: cpu against reference within 3 times the error of naive plus half an epsilon
+// of fp32 (norms taken per result over `seeds` calls), with 1 and with 3 threads; the same run twice has the same bits.
+void ExpectCpuMatchesReference(const BuildCall& build, int seeds = 4);
+// The same bits as the reference, with 1 and 3 threads.
+void ExpectCpuEqualsReference(const BuildCall& build);
+// Both backends refuse the call while it runs, with this code.
+void ExpectBothFail(const BuildCall& build, absl::StatusCode code);
+
+// Calls body() with the cpu backend held to each instruction set of this machine in turn.
+void ForEachIsa(const std::function<void(const std::string& isa)>& body);
+
+// ||a - b|| / ||b|| over finite elements of b; infinity when any other element differs.
+double RelativeError(const std::vector<double>& a, const std::vector<double>& b);
+
+}  // namespace upipe::kernels::testing

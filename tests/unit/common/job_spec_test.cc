@@ -1,0 +1,237 @@
+#include "common/spec/job_spec.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+namespace upipe {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+v1::JobSpec LegalSpec() {
+  v1::JobSpec spec;
+  spec.set_name("demo");
+  v1::ModelSpec& model = *spec.mutable_model();
+  model.set_vocab_size(257);
+  model.set_hidden_size(128);
+  model.set_num_layers(2);
+  model.set_num_heads(8);
+  model.set_num_kv_heads(2);
+  model.set_head_dim(16);
+  model.set_intermediate_size(352);
+  spec.mutable_data()->set_path("data");
+  spec.mutable_parallel()->set_ranks(4);
+  spec.mutable_parallel()->set_method(v1::METHOD_UPIPE);
+  spec.mutable_parallel()->set_heads_per_stage(4);
+  spec.mutable_train()->set_context(8192);
+  spec.mutable_train()->set_steps(60);
+  return spec;
+}
+
+TEST(JobSpec, LegalSpecHasNoViolationsWithAndWithoutDefaults) {
+  EXPECT_THAT(ValidateJobSpec(LegalSpec()), IsEmpty());
+  EXPECT_THAT(ValidateJobSpec(WithDefaults(LegalSpec())), IsEmpty());
+  EXPECT_THAT(JobSpecWarnings(LegalSpec()), IsEmpty());
+}
+
+TEST(JobSpec, DefaultsAreThoseOfTheProto) {
+  const v1::JobSpec spec = WithDefaults(LegalSpec());
+  EXPECT_EQ(spec.model().rms_norm_eps(), 1e-5);
+  EXPECT_FALSE(spec.model().tie_embeddings());
+  EXPECT_TRUE(spec.model().has_tie_embeddings());
+  EXPECT_EQ(spec.model().rope().theta(), 500000);
+  EXPECT_FALSE(spec.model().rope().has_llama3());
+  EXPECT_EQ(spec.model().init_stddev(), 0.02);
+  EXPECT_EQ(spec.parallel().threads_per_rank(), 1);
+  EXPECT_EQ(spec.parallel().backend(), "cpu");
+  EXPECT_EQ(spec.optimizer().learning_rate(), 3e-4);
+  EXPECT_DOUBLE_EQ(spec.optimizer().min_learning_rate(), 3e-5);
+  EXPECT_EQ(spec.optimizer().warmup_steps(), 0);
+  EXPECT_EQ(spec.optimizer().beta1(), 0.9);
+  EXPECT_EQ(spec.optimizer().beta2(), 0.95);
+  EXPECT_EQ(spec.optimizer().eps(), 1e-8);
+  EXPECT_EQ(spec.optimizer().weight_decay(), 0.1);
+  EXPECT_EQ(spec.optimizer().clip_norm(), 1.0);
+  EXPECT_EQ(spec.optimizer().max_skipped_steps(), 10);
+  EXPECT_EQ(spec.train().seed(), 1u);
+  EXPECT_EQ(spec.train().eval_every(), 0);
+  EXPECT_EQ(spec.train().eval_sequences(), 1);
+  EXPECT_FALSE(spec.train().has_memory_per_rank());
+}
+
+TEST(JobSpec, DefaultsKeepWhatIsGiven) {
+  v1::JobSpec spec = LegalSpec();
+  spec.mutable_optimizer()->set_learning_rate(1e-2);
+  spec.mutable_optimizer()->set_weight_decay(0);
+  spec.mutable_train()->set_seed(0);
+  spec.mutable_train()->set_eval_sequences(0);
+  const v1::JobSpec full = WithDefaults(spec);
+  EXPECT_EQ(full.optimizer().min_learning_rate(), 1e-3);
+  EXPECT_EQ(full.optimizer().weight_decay(), 0);
+  EXPECT_EQ(full.train().seed(), 0u);
+  EXPECT_EQ(full.train().eval_sequences(), 0);
+}
+
+TEST(JobSpec, AnEmptySpecNamesItsMissingSections) {
+  std::vector<std::string> fields;
+  for (const Violation& violation : ValidateJobSpec(v1::JobSpec())) fields.push_back(violation.field);
+  EXPECT_THAT(fields, ElementsAre("name", "model", "data", "parallel", "train"));
+}
+
+struct Case {
+  const char* field;
+  std::function<void(v1::JobSpec&)> spoil;
+  const char* message;
+};
+
+// Each changes one thing and expects exactly one violation.
+const Case kCases[] = {
+    {"name", [](v1::JobSpec& s) { s.set_name("Demo"); }, "lower-case"},
+    {"name", [](v1::JobSpec& s) { s.set_name(std::string(64, 'a')); }, "64 characters"},
+    {"name", [](v1::JobSpec& s) { s.set_name("-a"); }, "beginning with"},
+    {"name", [](v1::JobSpec& s) { s.set_name("a/b"); }, "'a/b'"},
+    {"model.vocab_size", [](v1::JobSpec& s) { s.mutable_model()->set_vocab_size(1); }, "1 is outside 2 to 1,048,576"},
+    {"model.hidden_size", [](v1::JobSpec& s) { s.mutable_model()->set_hidden_size(-1); }, "-1 is outside"},
+    {"model.hidden_size", [](v1::JobSpec& s) { s.mutable_model()->set_hidden_size(0); }, "is required"},
+    {"model.num_layers", [](v1::JobSpec& s) { s.mutable_model()->set_num_layers(1025); }, "1,025 is outside 1 to 1,024"},
+    {"model.num_kv_heads", [](v1::JobSpec& s) { s.mutable_model()->set_num_kv_heads(3); },
+     "3 does not divide num_heads 8; legal values: 1, 2, 4, 8"},
+    {"model.num_kv_heads", [](v1::JobSpec& s) { s.mutable_model()->set_num_kv_heads(16); }, "does not divide"},
+    {"model.head_dim", [](v1::JobSpec& s) { s.mutable_model()->set_head_dim(15); }, "15 is odd"},
+    {"model.head_dim", [](v1::JobSpec& s) { s.mutable_model()->set_head_dim(514); }, "514 is outside 2 to 512"},
+    {"model.rms_norm_eps", [](v1::JobSpec& s) { s.mutable_model()->set_rms_norm_eps(0); }, "above 0"},
+    {"model.init_stddev", [](v1::JobSpec& s) { s.mutable_model()->set_init_stddev(std::numeric_limits<double>::quiet_NaN()); }, "nan"},
+    {"model.rope.theta", [](v1::JobSpec& s) { s.mutable_model()->mutable_rope()->set_theta(1); }, "above 1"},
+    {"model.rope.llama3.high_freq_factor",
+     [](v1::JobSpec& s) {
+       auto& llama3 = *s.mutable_model()->mutable_rope()->mutable_llama3();
+       llama3.set_factor(8);
+       llama3.set_low_freq_factor(4);
+       llama3.set_high_freq_factor(4);
+       llama3.set_original_context(8192);
+     },
+     "4 is not above low_freq_factor 4"},
+    {"data.path", [](v1::JobSpec& s) { s.mutable_data()->set_path(""); }, "upipe data pack"},
+    {"parallel.ranks", [](v1::JobSpec& s) { s.mutable_parallel()->set_ranks(1025); }, "1,025 is outside"},
+    {"parallel.method", [](v1::JobSpec& s) { s.mutable_parallel()->clear_method(); }, "upipe or ulysses"},
+    {"parallel.method", [](v1::JobSpec& s) { s.mutable_parallel()->set_method(static_cast<v1::Method>(99)); }, "upipe or ulysses"},
+    {"parallel.heads_per_stage", [](v1::JobSpec& s) { s.mutable_parallel()->clear_heads_per_stage(); },
+     "is required for method upipe; legal values for 8 heads on 4 ranks: 4, 8"},
+    {"parallel.heads_per_stage", [](v1::JobSpec& s) { s.mutable_parallel()->set_heads_per_stage(6); },
+     "6 is not a multiple of the 4 ranks; legal values for 8 heads on 4 ranks: 4, 8"},
+    {"parallel.heads_per_stage", [](v1::JobSpec& s) { s.mutable_parallel()->set_heads_per_stage(2); }, "2 is below the 4 ranks"},
+    {"parallel.heads_per_stage", [](v1::JobSpec& s) { s.mutable_parallel()->set_heads_per_stage(0); }, "0 is below"},
+    {"parallel.heads_per_stage", [](v1::JobSpec& s) { s.mutable_parallel()->set_heads_per_stage(-4); }, "-4 is below"},
+    {"parallel.heads_per_stage", [](v1::JobSpec& s) { s.mutable_parallel()->set_heads_per_stage(12); },
+     "12 is above what 8 heads can fill"},
+    {"parallel.heads_per_stage", [](v1::JobSpec& s) { s.mutable_parallel()->set_method(v1::METHOD_ULYSSES); }, "remove it"},
+    {"parallel.threads_per_rank", [](v1::JobSpec& s) { s.mutable_parallel()->set_threads_per_rank(65); }, "65 is outside"},
+    {"parallel.isa_cap", [](v1::JobSpec& s) { s.mutable_parallel()->set_isa_cap("AVX 2"); }, "'AVX 2'"},
+    {"parallel.backend", [](v1::JobSpec& s) { s.mutable_parallel()->set_backend("cuda"); }, "'cuda' is unknown"},
+    {"optimizer.learning_rate", [](v1::JobSpec& s) { s.mutable_optimizer()->set_learning_rate(-1); s.mutable_optimizer()->set_min_learning_rate(0); }, "-1 is not"},
+    {"optimizer.min_learning_rate", [](v1::JobSpec& s) { s.mutable_optimizer()->set_min_learning_rate(1); }, "above the peak"},
+    {"optimizer.warmup_steps", [](v1::JobSpec& s) { s.mutable_optimizer()->set_warmup_steps(-1); }, "-1 is outside"},
+    {"optimizer.beta1", [](v1::JobSpec& s) { s.mutable_optimizer()->set_beta1(1); }, "1 (excluded)"},
+    {"optimizer.beta2", [](v1::JobSpec& s) { s.mutable_optimizer()->set_beta2(-0.1); }, "-0.1 is outside"},
+    {"optimizer.eps", [](v1::JobSpec& s) { s.mutable_optimizer()->set_eps(0); }, "above 0"},
+    {"optimizer.weight_decay", [](v1::JobSpec& s) { s.mutable_optimizer()->set_weight_decay(-1); }, "from 0"},
+    {"optimizer.clip_norm", [](v1::JobSpec& s) { s.mutable_optimizer()->set_clip_norm(0); }, ".inf"},
+    {"optimizer.max_skipped_steps", [](v1::JobSpec& s) { s.mutable_optimizer()->set_max_skipped_steps(0); }, "0 is outside"},
+    {"train.context", [](v1::JobSpec& s) { s.mutable_train()->set_context(0); }, "is required"},
+    {"train.context", [](v1::JobSpec& s) { s.mutable_train()->set_context((int64_t{1} << 40) + 1); }, "is outside"},
+    {"train.steps", [](v1::JobSpec& s) { s.mutable_train()->set_steps((int64_t{1} << 31) + 1); }, "is outside"},
+    {"train.eval_every", [](v1::JobSpec& s) { s.mutable_train()->set_eval_every(-1); }, "-1 is outside"},
+    {"train.memory_per_rank", [](v1::JobSpec& s) { s.mutable_train()->set_memory_per_rank(0); }, "0 is outside"},
+};
+
+TEST(JobSpec, EachViolationIsNamedOnceWithItsNumbers) {
+  for (const Case& c : kCases) {
+    v1::JobSpec spec = LegalSpec();
+    c.spoil(spec);
+    const std::vector<Violation> violations = ValidateJobSpec(spec);
+    ASSERT_EQ(violations.size(), 1u) << c.field << " " << c.message << "\n" << spec.DebugString();
+    EXPECT_EQ(violations[0].field, c.field);
+    EXPECT_THAT(violations[0].message, HasSubstr(c.message)) << c.field;
+  }
+}
+
+TEST(JobSpec, ViolationsComeAllAtOnce) {
+  v1::JobSpec spec = LegalSpec();
+  spec.mutable_model()->set_num_kv_heads(3);
+  spec.mutable_model()->set_head_dim(7);
+  spec.mutable_parallel()->set_heads_per_stage(5);
+  spec.mutable_train()->set_steps(-3);
+  EXPECT_EQ(ValidateJobSpec(spec).size(), 4u);
+}
+
+TEST(JobSpec, NoClippingIsLegal) {
+  v1::JobSpec spec = LegalSpec();
+  spec.mutable_optimizer()->set_clip_norm(std::numeric_limits<double>::infinity());
+  EXPECT_THAT(ValidateJobSpec(spec), IsEmpty());
+}
+
+// SCHEDULE "Legal U", for every U of several (H, C): u = U / C whole, 1 <= u <= ceil(H / C).
+TEST(JobSpec, LegalHeadsPerStageIsExactlyTheSchedules) {
+  for (const int64_t heads : {1, 3, 7, 8, 28}) {
+    for (const int ranks : {1, 2, 3, 4, 8}) {
+      for (int64_t value = -1; value <= 40; ++value) {
+        v1::JobSpec spec = LegalSpec();
+        spec.mutable_model()->set_num_heads(heads);
+        spec.mutable_model()->set_num_kv_heads(1);
+        spec.mutable_parallel()->set_ranks(ranks);
+        spec.mutable_parallel()->set_heads_per_stage(value);
+        const int64_t u = value / ranks;
+        const bool legal = value % ranks == 0 && u >= 1 && u <= (heads + ranks - 1) / ranks;
+        EXPECT_EQ(ValidateJobSpec(spec).empty(), legal) << heads << " heads, " << ranks << " ranks, U " << value;
+      }
+    }
+  }
+}
+
+TEST(JobSpec, ManyLegalHeadsPerStageAreARange) {
+  v1::JobSpec spec = LegalSpec();
+  spec.mutable_model()->set_num_heads(64);
+  spec.mutable_parallel()->set_heads_per_stage(5);
+  const auto violations = ValidateJobSpec(spec);
+  ASSERT_EQ(violations.size(), 1u);
+  EXPECT_THAT(violations[0].message, HasSubstr("multiples of 4 from 4 to 64"));
+}
+
+TEST(JobSpec, SizesThatOverflowAreRefused) {
+  v1::JobSpec spec = LegalSpec();
+  spec.mutable_train()->set_context(int64_t{1} << 40);
+  auto violations = ValidateJobSpec(spec);
+  ASSERT_EQ(violations.size(), 1u);
+  EXPECT_EQ(violations[0].field, "train.context");
+  EXPECT_THAT(violations[0].message, HasSubstr("query/key pairs of causal attention exceed 2^62"));
+
+  spec.mutable_train()->set_context(int64_t{1} << 31);  // 2^61 pairs, 2^31 * 2^16 * 2^10 * 8 = 2^60 bytes
+  spec.mutable_model()->set_hidden_size(1 << 16);
+  spec.mutable_model()->set_num_layers(1024);
+  EXPECT_THAT(ValidateJobSpec(spec), IsEmpty());
+}
+
+TEST(JobSpec, WarnsOfIdleAndUnevenRanksAndPadding) {
+  v1::JobSpec spec = LegalSpec();
+  spec.mutable_model()->set_num_heads(28);
+  spec.mutable_model()->set_num_kv_heads(4);
+  spec.mutable_parallel()->set_ranks(8);
+  spec.mutable_parallel()->set_heads_per_stage(8);
+  EXPECT_THAT(JobSpecWarnings(spec), ElementsAre(HasSubstr("busiest rank does 4 heads against 3.5")));
+  spec.mutable_model()->set_num_heads(4);
+  EXPECT_THAT(JobSpecWarnings(spec), ElementsAre(HasSubstr("4 ranks idle")));
+  spec.mutable_model()->set_num_heads(8);
+  spec.mutable_train()->set_context(8190);
+  EXPECT_EQ(PaddedContext(spec), 8192);
+  EXPECT_THAT(JobSpecWarnings(spec), ElementsAre(HasSubstr("padded by 2 tokens")));
+}
+
+}  // namespace
+}  // namespace upipe

@@ -1,0 +1,226 @@
+// The order of sequences: a pure function of (seed, index) that visits every window of an epoch
+// once, and slices that fit together across ranks.
+#include "engine/data/sequence_source.h"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <set>
+#include <vector>
+
+#include "common/check.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/unit/data/shard_bytes.h"
+
+namespace upipe::data {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+// Token i has the value i, so that a token tells its own offset.
+TokenShard CountingShard(int num_tokens) {
+  std::vector<uint16_t> tokens(num_tokens);
+  std::iota(tokens.begin(), tokens.end(), uint16_t{0});
+  return MakeShard(tokens, 65536);
+}
+
+SequenceSource MakeSource(int num_tokens, int64_t context, uint64_t seed) {
+  auto source = SequenceSource::Create(CountingShard(num_tokens), context, seed);
+  UPIPE_CHECK_OK(source.status());
+  return *source;
+}
+
+std::vector<int64_t> EpochOffsets(const SequenceSource& source, int64_t epoch) {
+  std::vector<int64_t> offsets;
+  const int64_t count = source.sequences_per_epoch();
+  for (int64_t i = epoch * count; i < (epoch + 1) * count; ++i) {
+    EXPECT_EQ(source.Window(i).epoch, epoch);
+    offsets.push_back(source.Window(i).token_offset);
+  }
+  return offsets;
+}
+
+TEST(SequenceSource, AnEpochVisitsDisjointAdjoiningWindowsOnce) {
+  for (const int64_t context : {1, 2, 3, 7, 64, 1000}) {
+    for (const int64_t num_tokens : {1001, 1002, 2001, 2002, 2003, 4097, 30000}) {
+      const SequenceSource source = MakeSource(static_cast<int>(num_tokens), context, 11);
+      const int64_t count = source.sequences_per_epoch();
+      EXPECT_GE(count, std::max<int64_t>(1, num_tokens / (context + 1) - 1));
+      for (const int64_t epoch : {0, 1, 2, 77}) {
+        std::vector<int64_t> offsets = EpochOffsets(source, epoch);
+        std::sort(offsets.begin(), offsets.end());
+        EXPECT_GE(offsets.front(), 0);
+        EXPECT_LE(offsets.back() + context + 1, num_tokens);
+        for (size_t i = 1; i < offsets.size(); ++i) {
+          ASSERT_EQ(offsets[i], offsets[i - 1] + context + 1)
+              << "context " << context << ", " << num_tokens << " tokens, epoch " << epoch;
+        }
+      }
+    }
+  }
+}
+
+TEST(SequenceSource, SeedAndEpochChangeOrderAndOffset) {
+  const SequenceSource source = MakeSource(60000, 100, 1);
+  std::set<int64_t> first_offsets;
+  std::set<std::vector<int64_t>> orders;
+  for (int64_t epoch = 0; epoch < 8; ++epoch) {
+    std::vector<int64_t> offsets = EpochOffsets(source, epoch);
+    const int64_t first = *std::min_element(offsets.begin(), offsets.end());
+    first_offsets.insert(first);
+    EXPECT_FALSE(std::is_sorted(offsets.begin(), offsets.end()));
+    for (int64_t& offset : offsets) offset -= first;
+    orders.insert(offsets);
+  }
+  EXPECT_GE(first_offsets.size(), 6u);
+  EXPECT_EQ(orders.size(), 8u);
+  EXPECT_NE(EpochOffsets(source, 0), EpochOffsets(MakeSource(60000, 100, 2), 0));
+}
+
+TEST(SequenceSource, EveryTokenIsReachedByTheLastWindowsToo) {
+  // 2 x context + 1 tokens: one window a time, whose start must be able to be anywhere.
+  const SequenceSource source = MakeSource(21, 10, 3);
+  ASSERT_EQ(source.sequences_per_epoch(), 1);
+  std::set<int64_t> offsets;
+  for (int64_t i = 0; i < 300; ++i) offsets.insert(source.Window(i).token_offset);
+  EXPECT_EQ(offsets.size(), 11u);
+  EXPECT_EQ(*offsets.begin(), 0);
+  EXPECT_EQ(*offsets.rbegin(), 10);
+}
+
+TEST(SequenceSource, TheFirstWindowIsUniformOverSeeds) {
+  constexpr int kSeeds = 20000;
+  std::vector<int> hits(20);
+  for (int seed = 0; seed < kSeeds; ++seed) {
+    const SequenceSource source = MakeSource(41, 1, seed);
+    ASSERT_EQ(source.sequences_per_epoch(), 20);
+    ++hits[source.Window(0).token_offset / 2];
+  }
+  // Offsets 0 and 1 share the first cell, as do all neighbours: 1,000 expected, sigma about 31.
+  for (const int count : hits) EXPECT_NEAR(count, kSeeds / 20, 155);
+}
+
+TEST(SequenceSource, TheOrderNeverChangesBetweenBuilds) {
+  // A job resumed by a newer build must read what the older one would have read: these numbers may
+  // only change together with a version in the run plan.
+  const SequenceSource source = MakeSource(65000, 127, 42);
+  EXPECT_EQ(source.sequences_per_epoch(), 506);
+  std::vector<int64_t> offsets;
+  for (const int64_t index : {0, 1, 2, 505, 506, 1000000}) {
+    offsets.push_back(source.Window(index).token_offset);
+  }
+  EXPECT_THAT(offsets, testing::ElementsAre(29860, 32292, 18468, 25252, 40769, 17032));
+}
+
+TEST(SequenceSource, ReadsTokensAndTheTokensThatFollow) {
+  const SequenceSource source = MakeSource(5000, 48, 9);
+  EXPECT_EQ(source.context(), 48);
+  EXPECT_EQ(source.vocab_size(), 65536u);
+  for (const int64_t index : {0, 1, 50, 98, 12345}) {
+    const auto offset = static_cast<int32_t>(source.Window(index).token_offset);
+    std::vector<int32_t> tokens(48);
+    std::vector<int32_t> labels(48);
+    ASSERT_EQ(source.Read(index, 0, 48, tokens.data(), labels.data()), absl::OkStatus());
+    for (int i = 0; i < 48; ++i) {
+      EXPECT_EQ(tokens[i], offset + i);
+      EXPECT_EQ(labels[i], offset + i + 1);
+    }
+  }
+}
+
+TEST(SequenceSource, SlicesOfRanksMakeTheWhole) {
+  const SequenceSource source = MakeSource(3000, 50, 9);
+  std::vector<int32_t> tokens(50);
+  std::vector<int32_t> labels(50);
+  ASSERT_EQ(source.Read(7, 0, 50, tokens.data(), labels.data()), absl::OkStatus());
+  for (const int64_t ranks : {1, 2, 3, 4, 8, 50}) {
+    std::vector<int32_t> joined_tokens(50, -1);
+    std::vector<int32_t> joined_labels(50, -1);
+    for (int64_t rank = 0; rank < ranks; ++rank) {
+      // Its own source, as a rank has.
+      const SequenceSource own = MakeSource(3000, 50, 9);
+      const int64_t begin = 50 * rank / ranks;
+      const int64_t count = 50 * (rank + 1) / ranks - begin;
+      ASSERT_EQ(own.Read(7, begin, count, &joined_tokens[begin], &joined_labels[begin]),
+                absl::OkStatus());
+    }
+    EXPECT_EQ(joined_tokens, tokens) << ranks << " ranks";
+    EXPECT_EQ(joined_labels, labels) << ranks << " ranks";
+  }
+}
+
+TEST(SequenceSource, WritesOnlyTheRangeAskedFor) {
+  const SequenceSource source = MakeSource(100, 10, 0);
+  std::vector<int32_t> tokens(10, -7);
+  std::vector<int32_t> labels(10, -7);
+  ASSERT_EQ(source.Read(0, 4, 3, &tokens[4], &labels[4]), absl::OkStatus());
+  for (const int i : {0, 1, 2, 3, 7, 8, 9}) {
+    EXPECT_EQ(tokens[i], -7);
+    EXPECT_EQ(labels[i], -7);
+  }
+  EXPECT_EQ(source.Read(0, 10, 0, nullptr, nullptr), absl::OkStatus());
+}
+
+TEST(SequenceSource, TheShortestShardHasOneSequence) {
+  const SequenceSource source = MakeSource(5, 4, 0);
+  EXPECT_EQ(source.sequences_per_epoch(), 1);
+  EXPECT_EQ(source.Window(0).token_offset, 0);
+  EXPECT_EQ(source.Window(9).token_offset, 0);
+  EXPECT_EQ(source.Window(9).epoch, 9);
+}
+
+TEST(SequenceSource, TheLargestIndexWorks) {
+  const SequenceSource source = MakeSource(5000, 48, 9);
+  std::vector<int32_t> tokens(48);
+  std::vector<int32_t> labels(48);
+  EXPECT_EQ(source.Read(std::numeric_limits<int64_t>::max(), 0, 48, tokens.data(), labels.data()),
+            absl::OkStatus());
+}
+
+TEST(SequenceSource, RefusesAContextTheShardCannotFill) {
+  const auto error = [](int64_t context) {
+    const absl::Status status = SequenceSource::Create(CountingShard(5), context, 0).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    return std::string(status.message());
+  };
+  EXPECT_THAT(error(5), AllOf(HasSubstr("made.tokens holds 5 tokens"), HasSubstr("context of 5")));
+  EXPECT_THAT(error(std::numeric_limits<int64_t>::max()), HasSubstr("9223372036854775807"));
+  EXPECT_THAT(error(0), HasSubstr("context is 0"));
+  EXPECT_THAT(error(-3), HasSubstr("context is -3"));
+}
+
+TEST(SequenceSource, RefusesRangesOutsideTheContext) {
+  const SequenceSource source = MakeSource(100, 10, 0);
+  std::vector<int32_t> tokens(20);
+  std::vector<int32_t> labels(20);
+  constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
+  const std::vector<std::vector<int64_t>> ranges = {{-1, 0, 1},   {0, -1, 1},  {0, 0, -1},
+                                                    {0, 0, 11},   {0, 10, 1},  {0, 11, 0},
+                                                    {0, 3, kMax}, {0, kMax, 1}};
+  for (const auto& range : ranges) {
+    const absl::Status status =
+        source.Read(range[0], range[1], range[2], tokens.data(), labels.data());
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument)
+        << testing::PrintToString(range) << ": " << status;
+  }
+}
+
+TEST(SequenceSource, RefusesTokensOutsideTheVocabulary) {
+  std::vector<int32_t> tokens(4);
+  std::vector<int32_t> labels(4);
+  // The last one is a label only.
+  for (const int bad : {0, 2, 4}) {
+    std::vector<uint16_t> values = {1, 2, 3, 4, 5};
+    values[bad] = 257;
+    const auto source = SequenceSource::Create(MakeShard(values), 4, 0);
+    ASSERT_TRUE(source.ok());
+    const absl::Status status = source->Read(0, 0, 4, tokens.data(), labels.data());
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("is 257, the vocabulary has 257"));
+  }
+}
+
+}  // namespace
+}  // namespace upipe::data

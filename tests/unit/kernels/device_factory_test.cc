@@ -1,0 +1,59 @@
+// Backends by name, and that the devices they give run ops.
+#include "kernels/device_factory.h"
+
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace upipe::kernels {
+namespace {
+
+using testing::HasSubstr;
+
+TEST(DeviceFactory, CpuAndReferenceRunOps) {
+  for (const std::string backend : {"cpu", "reference"}) {
+    auto device = CreateDevice({.backend = backend, .arena_bytes = 1 << 20, .num_threads = 2});
+    ASSERT_TRUE(device.ok()) << device.status();
+    EXPECT_EQ((*device)->name(), backend);
+    const auto stream = (*device)->CreateStream("compute");
+    const auto buffer = (*device)->allocator().Allocate(MemoryTag::kMlp, 400, *stream);
+    ASSERT_TRUE(buffer.ok()) << buffer.status();
+    const OpParams fill =
+        FillParams{.dst = TensorView::Vector(buffer->data(), DType::kFloat32, 100), .value = 1.5};
+    ASSERT_EQ((*device)->ops().WorkspaceBytes(fill), 0);
+    ASSERT_TRUE((*device)->ops().Enqueue(fill, {}, *stream).ok());
+    std::vector<float> host(100);
+    (*device)->CopyToHost(host.data(), buffer->data(), 400, *stream);
+    ASSERT_TRUE(stream->Synchronize().ok());
+    EXPECT_EQ(host, std::vector<float>(100, 1.5f));
+  }
+}
+
+TEST(DeviceFactory, DryAnswersWorkspaceForTheBackendItStandsInFor) {
+  auto dry = CreateDryDevice("cpu");
+  ASSERT_TRUE(dry.ok()) << dry.status();
+  EXPECT_EQ((*dry)->name(), "dry(cpu)");
+  auto real = CreateDevice({.backend = "cpu"});
+  ASSERT_TRUE(real.ok()) << real.status();
+  const auto matrix = [](int64_t rows, int64_t cols) {
+    return TensorView::Matrix(nullptr, DType::kFloat32, rows, cols);
+  };
+  const OpParams matmul =
+      MatmulParams{.a = matrix(300, 200), .b = matrix(200, 100), .c = matrix(300, 100)};
+  EXPECT_EQ((*dry)->ops().WorkspaceBytes(matmul), (*real)->ops().WorkspaceBytes(matmul));
+}
+
+TEST(DeviceFactory, RefusesBackendsItDoesNotHave) {
+  const absl::Status cuda = CreateDevice({.backend = "cuda"}).status();
+  EXPECT_EQ(cuda.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(cuda.message()), HasSubstr("UPIPE_WITH_CUDA"));
+  EXPECT_EQ(CreateDryDevice("cuda").status().code(), absl::StatusCode::kFailedPrecondition);
+  const absl::Status unknown = CreateDevice({.backend = "tpu"}).status();
+  EXPECT_EQ(unknown.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(unknown.message()), HasSubstr("\"tpu\""));
+}
+
+}  // namespace
+}  // namespace upipe::kernels

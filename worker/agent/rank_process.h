@@ -1,0 +1,35 @@
+// One rank as a process tree: how core and launcher name it and what they tell each other about it.
+#pragma once
+
+#include <compare>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace upipe::worker {
+
+// One rank of one attempt: the process tree, its journal entry, its log.
+struct RankKey {
+  std::string nonce;  // of the attempt
+  int rank = 0;
+  auto operator<=>(const RankKey&) const = default;
+};
+
+// Where a rank was, read from its position page.
+struct RankPosition {
+  int rank = 0;
+  int64_t collective = 0;
+  std::string text;
+};
+
+// How a trainer process ended, as the launcher saw it.
+struct ProcessExit {
+  std::optional<int> exit_code;
+  std::optional<int> signal;
+  std::string oom_evidence;         // non-empty: a counter of OOM kills grew while it ran
+  bool oom_counters_known = false;  // false: no counter was readable, so a stray SIGKILL may be one
+  std::vector<std::string> log_tail;
+};
+
+}  // namespace upipe::worker

@@ -1,0 +1,21 @@
+// The core's side of the session: hello, heartbeats and the reports repeated until acknowledged.
+#pragma once
+
+#include "worker/agent/agent.h"
+
+namespace upipe::worker {
+
+// The rank's report changed: whatever was acknowledged is old.
+void Changed(Rank& rank);
+
+void LoseSession(State& state, BootTime now);
+void AcceptHelloAck(State& state, const v1::HelloAck& ack, BootTime now, Actions& out);
+void AcceptHeartbeatAck(State& state, uint64_t sequence);
+void AcceptRankAck(State& state, uint64_t sequence);
+
+// Reconnects, sends heartbeats, gives up a session the coordinator is silent on.
+void KeepSession(State& state, BootTime now, Actions& out);
+void FlushReports(State& state, BootTime now, Actions& out);
+void SendProgress(State& state, const Rank& rank, const v1::StepReport& report, Actions& out);
+
+}  // namespace upipe::worker

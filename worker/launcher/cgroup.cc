@@ -1,0 +1,121 @@
+#include "worker/launcher/cgroup.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <fstream>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "worker/launcher/proc_scan.h"
+
+namespace upipe::worker {
+namespace {
+
+// Mount point of the hierarchy of `type` whose super options hold `option` ("" = any), from mountinfo:
+// id parent dev root mountpoint options [optional fields] - type source super-options.
+std::string FindMount(const std::string& type, const std::string& option) {
+  std::ifstream mounts("/proc/self/mountinfo");
+  std::string line;
+  while (std::getline(mounts, line)) {
+    const std::pair<std::string, std::string> halves = absl::StrSplit(line, absl::MaxSplits(" - ", 1));
+    const std::vector<std::string> before = absl::StrSplit(halves.first, ' ');
+    const std::vector<std::string> after = absl::StrSplit(halves.second, ' ');
+    if (before.size() < 5 || after.size() < 3 || after[0] != type) continue;
+    const std::vector<std::string> options = absl::StrSplit(after[2], ',');
+    if (option.empty() || std::find(options.begin(), options.end(), option) != options.end()) return before[4];
+  }
+  return "";
+}
+
+// This process's path in the hierarchy of `controller` ("" = the unified one), from /proc/self/cgroup.
+std::string OwnPath(const std::string& controller) {
+  std::ifstream groups("/proc/self/cgroup");
+  std::string line;
+  while (std::getline(groups, line)) {
+    const std::vector<std::string> fields = absl::StrSplit(line, absl::MaxSplits(':', 2));
+    if (fields.size() == 3 && fields[1] == controller) return fields[2];
+  }
+  return "";
+}
+
+bool WriteFile(const std::string& path, const std::string& text) {
+  const int fd = open(path.c_str(), O_WRONLY | O_CLOEXEC);
+  if (fd < 0) return false;
+  const bool written = write(fd, text.data(), text.size()) == static_cast<ssize_t>(text.size());
+  close(fd);
+  return written;
+}
+
+std::string V1OomControl() {
+  const std::string mount = FindMount("cgroup", "memory");
+  if (mount.empty()) return "";
+  const std::string own = absl::StrCat(mount, OwnPath("memory"), "/memory.oom_control");
+  return access(own.c_str(), R_OK) == 0 ? own : absl::StrCat(mount, "/memory.oom_control");
+}
+
+}  // namespace
+
+std::optional<std::string> FindWritableCgroup2() {
+  const std::string mount = FindMount("cgroup2", "");
+  if (mount.empty()) return std::nullopt;
+  const std::string own = OwnPath("");
+  const std::string folder = own == "/" ? mount : mount + own;
+  const std::string probe = absl::StrCat(folder, "/upipe-probe-", getpid());
+  if (mkdir(probe.c_str(), 0755) != 0) return std::nullopt;
+  const bool usable = access((probe + "/cgroup.procs").c_str(), W_OK) == 0 &&
+                      access((folder + "/cgroup.procs").c_str(), W_OK) == 0 &&
+                      access((probe + "/cgroup.kill").c_str(), W_OK) == 0;
+  rmdir(probe.c_str());
+  return usable ? std::optional<std::string>(folder) : std::nullopt;
+}
+
+absl::Status MakeCgroup(const std::string& path) {
+  if (mkdir(path.c_str(), 0755) == 0 || errno == EEXIST) return absl::OkStatus();
+  return absl::ErrnoToStatus(errno, absl::StrCat("cannot make cgroup ", path));
+}
+
+void KillCgroup(const std::string& path) {
+  if (WriteFile(path + "/cgroup.kill", "1")) return;
+  for (const int pid : CgroupProcesses(path)) kill(pid, SIGKILL);
+}
+
+std::vector<int> CgroupProcesses(const std::string& path) {
+  std::vector<int> pids;
+  std::ifstream file(path + "/cgroup.procs");
+  for (int pid = 0; file >> pid;) pids.push_back(pid);
+  return pids;
+}
+
+bool RemoveEmptyCgroup(const std::string& path) {
+  return rmdir(path.c_str()) == 0 || errno == ENOENT;  // EBUSY while a process is in it
+}
+
+OomCounters ReadOomCounters(const std::string& cgroup) {
+  OomCounters counters;
+  if (!cgroup.empty()) counters.memory_events = ReadCounter(cgroup + "/memory.events", "oom_kill");
+  counters.v1_control = ReadCounter(V1OomControl(), "oom_kill");
+  counters.machine = ReadCounter("/proc/vmstat", "oom_kill");
+  return counters;
+}
+
+std::string OomEvidence(const OomCounters& before, const OomCounters& after) {
+  const auto grew = [](int64_t from, int64_t to) { return from >= 0 && to > from; };
+  if (grew(before.memory_events, after.memory_events)) {
+    return absl::StrCat("memory.events oom_kill +", after.memory_events - before.memory_events);
+  }
+  if (grew(before.v1_control, after.v1_control)) {
+    return absl::StrCat("memory.oom_control oom_kill +", after.v1_control - before.v1_control);
+  }
+  if (grew(before.machine, after.machine)) {
+    return absl::StrCat("/proc/vmstat oom_kill +", after.machine - before.machine, ", anywhere on this machine");
+  }
+  return "";
+}
+
+}  // namespace upipe::worker

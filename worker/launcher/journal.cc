@@ -1,0 +1,166 @@
+#include "worker/launcher/journal.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <fstream>
+#include <sstream>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "common/status.h"
+
+namespace upipe::worker {
+namespace {
+
+absl::Status WriteAll(int fd, const std::string& text) {
+  size_t done = 0;
+  while (done < text.size()) {
+    const ssize_t written = write(fd, text.data() + done, text.size() - done);
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) return absl::ErrnoToStatus(errno, "cannot write the journal");
+    done += static_cast<size_t>(written);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SyncFolder(const std::string& folder) {
+  const int fd = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return absl::ErrnoToStatus(errno, absl::StrCat("cannot open ", folder));
+  const int result = fsync(fd);
+  const int error = errno;
+  close(fd);
+  return result == 0 ? absl::OkStatus() : absl::ErrnoToStatus(error, absl::StrCat("cannot sync ", folder));
+}
+
+std::string StartLine(const JournalEntry& entry) {
+  return absl::StrCat("start ", entry.job, " ", entry.generation, " ", entry.key.nonce, " ", entry.key.rank, " ",
+                      entry.cgroup.empty() ? "-" : entry.cgroup);
+}
+
+}  // namespace
+
+absl::StatusOr<Journal> Journal::Open(const std::string& state_dir) {
+  const std::string lock_path = absl::StrCat(state_dir, "/lock");
+  const int lock_fd = open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  if (lock_fd < 0) return absl::ErrnoToStatus(errno, absl::StrCat("cannot open ", lock_path));
+  Journal journal(absl::StrCat(state_dir, "/journal"), lock_fd);
+  if (flock(lock_fd, LOCK_EX | LOCK_NB) != 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("another worker uses ", state_dir, "; give each worker its own --state-dir"));
+  }
+  UPIPE_RETURN_IF_ERROR(journal.Replay());
+  journal.fd_ = open(journal.path_.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
+  if (journal.fd_ < 0) return absl::ErrnoToStatus(errno, absl::StrCat("cannot open ", journal.path_));
+  UPIPE_RETURN_IF_ERROR(SyncFolder(state_dir));
+  return journal;
+}
+
+Journal::Journal(Journal&& other) noexcept
+    : path_(std::move(other.path_)),
+      lock_fd_(std::exchange(other.lock_fd_, -1)),
+      fd_(std::exchange(other.fd_, -1)),
+      failed_(other.failed_),
+      entries_(std::move(other.entries_)),
+      generations_(std::move(other.generations_)) {}
+
+Journal::~Journal() {
+  if (fd_ >= 0) close(fd_);
+  if (lock_fd_ >= 0) close(lock_fd_);
+}
+
+absl::Status Journal::Replay() {
+  std::ifstream file(path_, std::ios::binary);
+  std::stringstream content;
+  content << file.rdbuf();
+  const std::string text = content.str();
+  size_t begin = 0;
+  for (size_t end = text.find('\n'); end != std::string::npos; end = text.find('\n', begin)) {
+    UPIPE_RETURN_IF_ERROR(ApplyLine(text.substr(begin, end - begin)));
+    begin = end + 1;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Journal::ApplyLine(const std::string& line) {
+  const std::vector<std::string> words = absl::StrSplit(line, ' ');
+  const absl::Status unreadable =
+      absl::DataLossError(absl::StrCat(path_, " holds an unreadable line: '", line, "'"));
+  const auto find = [this](const RankKey& key) {
+    return std::find_if(entries_.begin(), entries_.end(), [&](const auto& entry) { return entry.key == key; });
+  };
+  JournalEntry entry;
+  if (words[0] == "start" && words.size() == 6 && absl::SimpleAtoi(words[2], &entry.generation) &&
+      absl::SimpleAtoi(words[4], &entry.key.rank)) {
+    entry.job = words[1];
+    entry.key.nonce = words[3];
+    if (words[5] != "-") entry.cgroup = words[5];
+    int64_t& newest = generations_[entry.job];
+    newest = std::max(newest, entry.generation);
+    entries_.push_back(entry);
+  } else if (words[0] == "fence" && words.size() == 3 && absl::SimpleAtoi(words[2], &entry.generation)) {
+    int64_t& newest = generations_[words[1]];
+    newest = std::max(newest, entry.generation);
+  } else if (words[0] == "pid" && words.size() == 4 && absl::SimpleAtoi(words[2], &entry.key.rank) &&
+             absl::SimpleAtoi(words[3], &entry.pid)) {
+    entry.key.nonce = words[1];
+    if (const auto found = find(entry.key); found != entries_.end()) found->pid = entry.pid;
+  } else if (words[0] == "gone" && words.size() == 3 && absl::SimpleAtoi(words[2], &entry.key.rank)) {
+    entry.key.nonce = words[1];
+    if (const auto found = find(entry.key); found != entries_.end()) entries_.erase(found);
+  } else {
+    return unreadable;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Journal::Compact() {
+  std::string text;
+  for (const auto& [job, generation] : generations_) absl::StrAppend(&text, "fence ", job, " ", generation, "\n");
+  const std::string next = path_ + ".next";
+  const int fd = open(next.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+  if (fd < 0) return absl::ErrnoToStatus(errno, absl::StrCat("cannot open ", next));
+  absl::Status status = WriteAll(fd, text);
+  if (status.ok() && fsync(fd) != 0) status = absl::ErrnoToStatus(errno, "cannot sync the journal");
+  if (status.ok() && rename(next.c_str(), path_.c_str()) != 0) {
+    status = absl::ErrnoToStatus(errno, absl::StrCat("cannot rename ", next));
+  }
+  if (!status.ok()) {
+    close(fd);
+    return status;
+  }
+  close(std::exchange(fd_, fd));
+  entries_.clear();
+  return SyncFolder(path_.substr(0, path_.rfind('/')));
+}
+
+absl::Status Journal::Append(const std::string& line, bool sync) {
+  if (failed_) return absl::DataLossError(absl::StrCat("an earlier write to ", path_, " failed; restart the worker"));
+  absl::Status status = WriteAll(fd_, line + "\n");
+  if (status.ok() && sync && fdatasync(fd_) != 0) {
+    status = absl::ErrnoToStatus(errno, absl::StrCat("cannot sync ", path_));
+  }
+  failed_ = !status.ok();
+  return status;
+}
+
+absl::Status Journal::AppendStart(const JournalEntry& entry) { return Append(StartLine(entry), true); }
+
+absl::Status Journal::AppendPid(const RankKey& key, int pid) {
+  return Append(absl::StrCat("pid ", key.nonce, " ", key.rank, " ", pid), false);
+}
+
+absl::Status Journal::AppendFence(const std::string& job, int64_t generation) {
+  return Append(absl::StrCat("fence ", job, " ", generation), true);
+}
+
+absl::Status Journal::AppendGone(const RankKey& key) {
+  return Append(absl::StrCat("gone ", key.nonce, " ", key.rank), true);
+}
+
+}  // namespace upipe::worker

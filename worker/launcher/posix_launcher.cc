@@ -1,0 +1,381 @@
+#include "worker/launcher/posix_launcher.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+#include "common/clock.h"
+#include "common/log.h"
+#include "common/position_page.h"
+#include "common/status.h"
+#include "worker/launcher/cgroup.h"
+#include "worker/launcher/child_process.h"
+#include "worker/launcher/proc_scan.h"
+#include "worker/launcher/recovery.h"
+
+namespace upipe::worker {
+namespace {
+
+constexpr int kProvePollMillis = 5;      // between looks at a dying tree
+constexpr int kIdlePollMillis = 1000;    // between collections of adopted zombies
+constexpr absl::Duration kStopPatience = absl::Seconds(10);  // for trees that will not die; the journal names them
+constexpr absl::Duration kDrainPatience = absl::Milliseconds(200);
+
+}  // namespace
+
+// One rank's processes. Fields below `mutex_` are guarded by the launcher's; the rest is the launcher thread's.
+struct PosixLauncher::Tree {
+  RankKey key;
+  std::optional<PositionMapping> position;  // set before the tree is shared, then constant
+  // Guarded by mutex_:
+  int pidfd = -1;
+  std::string cgroup;
+  bool kill_requested = false;
+  bool terminate_requested = false;
+  // Launcher thread:
+  int pid = 0;
+  bool reaped = false;
+  std::set<int> pids;  // every process seen in it, whose shared memory it must not leave
+  OomCounters oom_before;
+
+  ~Tree() {
+    if (pidfd >= 0) close(pidfd);
+  }
+};
+
+absl::StatusOr<std::unique_ptr<PosixLauncher>> PosixLauncher::Create(const PosixLauncherOptions& options,
+                                                                     RankRecorder& recorder, Sink sink) {
+  UPIPE_ASSIGN_OR_RETURN(Journal journal, Journal::Open(options.state_dir));
+  for (const JournalEntry& entry : journal.entries()) {
+    UPIPE_LOG(WARNING) << "an earlier worker left rank " << entry.key.rank << " of " << entry.job << " generation "
+                       << entry.generation << ": killing it";
+    UPIPE_RETURN_IF_ERROR(KillLeftovers(entry, options.recovery_bound));
+  }
+  UPIPE_RETURN_IF_ERROR(journal.Compact());
+  if (prctl(PR_SET_CHILD_SUBREAPER, 1) != 0) return absl::ErrnoToStatus(errno, "cannot become a subreaper");
+  std::optional<std::string> cgroup_root;
+  if (options.allow_cgroup) cgroup_root = FindWritableCgroup2();
+  return std::unique_ptr<PosixLauncher>(
+      new PosixLauncher(std::move(journal), recorder, std::move(sink), std::move(cgroup_root)));
+}
+
+PosixLauncher::PosixLauncher(Journal journal, RankRecorder& recorder, Sink sink,
+                             std::optional<std::string> cgroup_root)
+    : journal_(std::move(journal)),
+      recorder_(recorder),
+      sink_(std::move(sink)),
+      cgroup_root_(std::move(cgroup_root)),
+      generations_(journal_.generations()) {
+  wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  UPIPE_CHECK(wake_fd_ >= 0) << "eventfd: errno " << errno;
+  thread_ = std::thread([this] { Run(); });
+}
+
+PosixLauncher::~PosixLauncher() {
+  {
+    std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  for (const auto& tree : Trees()) Kill(tree->key);
+  eventfd_write(wake_fd_, 1);
+  thread_.join();
+  close(wake_fd_);
+}
+
+std::string PosixLauncher::containment() const { return cgroup_root_.has_value() ? "cgroup2" : "subreaper"; }
+
+std::shared_ptr<PosixLauncher::Tree> PosixLauncher::Find(const RankKey& key) const {
+  std::lock_guard lock(mutex_);
+  const auto found = trees_.find(key);
+  return found == trees_.end() ? nullptr : found->second;
+}
+
+std::vector<std::shared_ptr<PosixLauncher::Tree>> PosixLauncher::Trees() const {
+  std::lock_guard lock(mutex_);
+  std::vector<std::shared_ptr<Tree>> trees;
+  for (const auto& [key, tree] : trees_) trees.push_back(tree);
+  return trees;
+}
+
+void PosixLauncher::Post(Command command) {
+  {
+    std::lock_guard lock(mutex_);
+    commands_.push_back(std::move(command));
+  }
+  eventfd_write(wake_fd_, 1);
+}
+
+void PosixLauncher::Launch(LaunchSpec spec) {
+  auto tree = std::make_shared<Tree>();
+  tree->key = spec.key;
+  if (absl::StatusOr<PositionMapping> position = PositionMapping::Create(); position.ok()) {
+    tree->position = *std::move(position);
+  }
+  {
+    std::lock_guard lock(mutex_);
+    trees_[spec.key] = tree;
+  }
+  Post(LaunchCommand{std::move(tree), std::move(spec)});
+}
+
+void PosixLauncher::Terminate(const RankKey& key) {
+  const std::shared_ptr<Tree> tree = Find(key);
+  if (tree == nullptr) return;
+  int pidfd = -1;
+  {
+    std::lock_guard lock(mutex_);
+    tree->terminate_requested = true;
+    pidfd = tree->pidfd;
+  }
+  if (pidfd >= 0) syscall(SYS_pidfd_send_signal, pidfd, SIGTERM, nullptr, 0);
+}
+
+void PosixLauncher::Kill(const RankKey& key) {
+  const std::shared_ptr<Tree> tree = Find(key);
+  if (tree == nullptr) return;
+  {
+    std::lock_guard lock(mutex_);
+    tree->kill_requested = true;
+  }
+  Signal(*tree, SIGKILL);
+}
+
+// From any thread. Nothing happens before the fork: the launcher thread looks at the request after it.
+void PosixLauncher::Signal(Tree& tree, int signal) {
+  int pidfd = -1;
+  std::string cgroup;
+  {
+    std::lock_guard lock(mutex_);
+    pidfd = tree.pidfd;
+    cgroup = tree.cgroup;
+  }
+  if (signal == SIGKILL && !cgroup.empty()) KillCgroup(cgroup);
+  if (pidfd >= 0) syscall(SYS_pidfd_send_signal, pidfd, signal, nullptr, 0);
+}
+
+void PosixLauncher::KillSuperseded(const RankKey& key, const std::string& job, int64_t generation) {
+  Post(FenceCommand{key, job, generation});
+}
+
+std::vector<RankPosition> PosixLauncher::ReadPositions(const std::string& nonce) {
+  std::vector<RankPosition> positions;
+  for (const auto& tree : Trees()) {
+    if (tree->key.nonce != nonce || !tree->position.has_value()) continue;
+    const PositionPage& page = tree->position->page();
+    positions.push_back({tree->key.rank, page.collective.load(), DescribePosition(page)});
+  }
+  return positions;
+}
+
+// --- the launcher thread ---
+
+void PosixLauncher::Run() {
+  std::vector<pollfd> polled;
+  std::optional<BootTime> stop_until;
+  for (;;) {
+    const std::vector<std::shared_ptr<Tree>> trees = Trees();
+    polled.assign(1, {wake_fd_, POLLIN, 0});
+    bool proving = false;
+    for (const auto& tree : trees) {
+      polled.push_back({tree->reaped ? -1 : tree->pidfd, POLLIN, 0});
+      proving |= tree->reaped;
+    }
+    poll(polled.data(), polled.size(), proving ? kProvePollMillis : kIdlePollMillis);
+    eventfd_t ignored;
+    eventfd_read(wake_fd_, &ignored);
+    RunCommands();
+    for (size_t i = 0; i < trees.size(); ++i) {
+      Tree& tree = *trees[i];
+      NotePids(tree);
+      if (!tree.reaped && (polled[i + 1].revents & POLLIN) != 0) Reap(tree);
+    }
+    ReapAdopted();
+    for (const auto& tree : trees) {
+      if (!tree->reaped || !TryProve(*tree)) continue;
+      {
+        std::lock_guard lock(mutex_);
+        trees_.erase(tree->key);
+      }
+      Emit(TreeGone{tree->key});
+    }
+    std::lock_guard lock(mutex_);
+    if (!stopping_) continue;
+    if (!stop_until.has_value()) stop_until = SystemClock().Now() + kStopPatience;
+    if ((trees_.empty() && commands_.empty()) || SystemClock().Now() >= *stop_until) return;
+  }
+}
+
+void PosixLauncher::Emit(LaunchEvent event) {
+  {
+    std::lock_guard lock(mutex_);
+    if (stopping_) return;
+  }
+  sink_(std::move(event));
+}
+
+void PosixLauncher::RunCommands() {
+  std::vector<Command> commands;
+  {
+    std::lock_guard lock(mutex_);
+    commands.swap(commands_);
+  }
+  for (Command& command : commands) std::visit([this](auto& kind) { Do(kind); }, command);
+}
+
+void PosixLauncher::Do(FenceCommand& command) {
+  if (absl::Status status = journal_.AppendFence(command.job, command.generation); !status.ok()) {
+    UPIPE_LOG(ERROR) << "fence not recorded: " << status.ToString();
+  }
+  Kill(command.key);
+}
+
+void PosixLauncher::Do(LaunchCommand& command) {
+  Tree& tree = *command.tree;
+  const absl::Status status = Fork(tree, command.spec);
+  if (status.ok()) {
+    Emit(TreeStarted{tree.key, tree.pid});
+    bool kill_requested = false, terminate_requested = false;
+    {
+      std::lock_guard lock(mutex_);
+      kill_requested = tree.kill_requested;
+      terminate_requested = tree.terminate_requested;
+    }
+    if (terminate_requested) Signal(tree, SIGTERM);
+    if (kill_requested) Signal(tree, SIGKILL);
+    return;
+  }
+  recorder_.FinishLog(tree.key, kDrainPatience);
+  if (!tree.cgroup.empty()) RemoveEmptyCgroup(tree.cgroup);
+  {
+    std::lock_guard lock(mutex_);
+    trees_.erase(tree.key);
+  }
+  if (absl::Status gone = journal_.AppendGone(tree.key); !gone.ok()) {
+    UPIPE_LOG(ERROR) << "failed launch not recorded: " << gone.ToString();
+  }
+  Emit(TreeLaunchFailed{tree.key, status});
+}
+
+absl::Status PosixLauncher::Fork(Tree& tree, const LaunchSpec& spec) {
+  if (!tree.position.has_value()) return absl::ResourceExhaustedError("cannot create the rank's position page");
+  {
+    std::lock_guard lock(mutex_);
+    if (tree.kill_requested) return absl::CancelledError("killed before it was started");
+  }
+  JournalEntry entry{spec.key, spec.job, spec.generation};
+  if (cgroup_root_.has_value()) {
+    entry.cgroup = absl::StrCat(*cgroup_root_, "/upipe-", spec.key.nonce, "-", spec.key.rank);
+  }
+  UPIPE_RETURN_IF_ERROR(journal_.AppendStart(entry));
+  if (!entry.cgroup.empty()) UPIPE_RETURN_IF_ERROR(MakeCgroup(entry.cgroup));
+  std::error_code error;
+  std::filesystem::create_directories(spec.log_dir, error);
+  if (error) return absl::UnavailableError(absl::StrCat("cannot create ", spec.log_dir, ": ", error.message()));
+  UPIPE_ASSIGN_OR_RETURN(const int output_fd, recorder_.OpenLog(spec.key, spec.log_dir));
+  tree.oom_before = ReadOomCounters(entry.cgroup);
+  ChildSetup setup{spec.binary, spec.environment, tree.position->fd(), output_fd, entry.cgroup};
+  setup.environment.push_back(absl::StrCat("UPIPE_POSITION_FD=", kPositionFd));
+  const absl::StatusOr<Child> child = StartChild(setup);
+  close(output_fd);
+  {
+    std::lock_guard lock(mutex_);
+    tree.cgroup = entry.cgroup;
+    if (child.ok()) tree.pidfd = child->pidfd;
+  }
+  UPIPE_RETURN_IF_ERROR(child.status());
+  tree.pid = child->pid;
+  tree.pids.insert(child->pid);
+  if (absl::Status noted = journal_.AppendPid(spec.key, child->pid); !noted.ok()) {
+    UPIPE_LOG(ERROR) << "process id not recorded: " << noted.ToString();
+  }
+  return absl::OkStatus();
+}
+
+void PosixLauncher::NotePids(Tree& tree) {
+  if (tree.pid == 0 || tree.cgroup.empty()) return;
+  for (const int pid : CgroupProcesses(tree.cgroup)) tree.pids.insert(pid);
+}
+
+void PosixLauncher::Reap(Tree& tree) {
+  siginfo_t info{};
+  if (waitid(P_PIDFD, static_cast<id_t>(tree.pidfd), &info, WEXITED | WNOHANG) != 0 || info.si_pid == 0) return;
+  tree.reaped = true;
+  Signal(tree, SIGKILL);
+  ProcessExit exit;
+  if (info.si_code == CLD_EXITED) {
+    exit.exit_code = info.si_status;
+  } else {
+    exit.signal = info.si_status;
+  }
+  const OomCounters after = ReadOomCounters(tree.cgroup);
+  exit.oom_evidence = OomEvidence(tree.oom_before, after);
+  exit.oom_counters_known = after.memory_events >= 0 || after.v1_control >= 0 || after.machine >= 0;
+  exit.log_tail = recorder_.FinishLog(tree.key, kDrainPatience);
+  Emit(TreeExited{tree.key, std::move(exit)});
+}
+
+std::set<int> PosixLauncher::FirstProcesses() const {
+  std::set<int> pids;
+  for (const auto& tree : Trees()) pids.insert(tree->pid);
+  return pids;
+}
+
+// Zombies the subreaper was given. Children other than the trees' first processes are all adopted.
+void PosixLauncher::ReapAdopted() {
+  const std::set<int> first = FirstProcesses();
+  for (const int pid : OwnChildren()) {
+    if (!first.contains(pid) && IsZombie(pid)) waitpid(pid, nullptr, WNOHANG);
+  }
+}
+
+// Without a cgroup: everything whose environment names the tree, and adopted children that name no live tree at all.
+bool PosixLauncher::KillStrays(Tree& tree) {
+  std::vector<int> strays = ProcessesOf(tree.key);
+  const std::set<int> first = FirstProcesses();
+  for (const int pid : OwnChildren()) {
+    if (first.contains(pid) || IsZombie(pid)) continue;
+    const RankKey owner = IdentityOf(pid);
+    if (owner != tree.key && Find(owner) == nullptr) strays.push_back(pid);
+  }
+  for (const int pid : strays) {
+    tree.pids.insert(pid);
+    kill(pid, SIGKILL);
+  }
+  return strays.empty();
+}
+
+bool PosixLauncher::TryProve(Tree& tree) {
+  if (!tree.cgroup.empty()) {
+    if (!RemoveEmptyCgroup(tree.cgroup)) {
+      Signal(tree, SIGKILL);
+      return false;
+    }
+  } else if (!KillStrays(tree)) {
+    return false;
+  }
+  if (!RemoveSystemVSegments(tree.pids)) return false;
+  const std::vector<std::shared_ptr<Tree>> trees = Trees();
+  const bool last = std::none_of(trees.begin(), trees.end(), [&](const auto& other) {
+    return other->key.nonce == tree.key.nonce && other->key.rank != tree.key.rank;
+  });
+  if (last && !RemoveSharedMemoryFiles(tree.key.nonce)) return false;
+  const absl::Status status = journal_.AppendGone(tree.key);
+  if (!status.ok()) {
+    UPIPE_LOG(ERROR) << "proof not recorded: " << status.ToString();
+  }
+  return status.ok();
+}
+
+}  // namespace upipe::worker

@@ -1,0 +1,51 @@
+// A rank's output on disk: a run of segments named by the offset of their first byte, of which the newest two stay.
+// Offsets count from the first byte ever written, so readers can tell what is missing.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace upipe::worker {
+
+// One thread.
+class RankLogWriter {
+ public:
+  RankLogWriter(std::string dir, int64_t segment_bytes) : dir_(std::move(dir)), segment_bytes_(segment_bytes) {}
+  RankLogWriter(const RankLogWriter&) = delete;
+  RankLogWriter& operator=(const RankLogWriter&) = delete;
+  ~RankLogWriter();
+
+  // Best effort: what cannot be written is lost to the file, not to Tail.
+  void Write(const char* data, size_t bytes);
+  // The last lines, at most 20 of at most 512 characters.
+  std::vector<std::string> Tail() const;
+
+ private:
+  void OpenSegment();
+  void KeepTail(const char* data, size_t bytes);
+
+  const std::string dir_;
+  const int64_t segment_bytes_;
+  int fd_ = -1;
+  int64_t segment_begin_ = 0;
+  int64_t end_ = 0;
+  std::deque<std::string> tail_;
+  std::string line_;
+};
+
+struct LogPiece {
+  std::string data;
+  int64_t offset = 0;  // of data's first byte
+  std::string gap;     // why bytes before `offset` are missing
+};
+
+// Bytes from `offset` (negative: from the end), at most `bytes_max`; no data at the end. NotFound when the rank never
+// wrote here.
+absl::StatusOr<LogPiece> ReadRankLog(const std::string& dir, int64_t offset, int64_t bytes_max);
+
+}  // namespace upipe::worker

@@ -1,0 +1,156 @@
+#include "worker/launcher/rank_recorder.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <fstream>
+#include <future>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+#include "common/log.h"
+
+namespace upipe::worker {
+namespace {
+
+constexpr size_t kWaitingLinesMax = 4096;
+constexpr size_t kDrainBytes = 256 << 10;  // per turn, so that one loud rank does not starve the others
+
+}  // namespace
+
+struct RankRecorder::Pipe {
+  Pipe(int fd, const std::string& dir, int64_t segment_bytes) : fd(fd), log(dir, segment_bytes) {}
+  ~Pipe() {
+    if (fd >= 0) close(fd);
+  }
+  int fd;
+  RankLogWriter log;
+  bool finishing = false;
+  std::promise<std::vector<std::string>> tail;
+};
+
+RankRecorder::RankRecorder(int64_t log_segment_bytes) : log_segment_bytes_(log_segment_bytes) {
+  wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  UPIPE_CHECK(wake_fd_ >= 0) << "eventfd: errno " << errno;
+  thread_ = std::thread([this] { Run(); });
+}
+
+RankRecorder::~RankRecorder() {
+  {
+    std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  Wake();
+  thread_.join();
+  close(wake_fd_);
+}
+
+void RankRecorder::Wake() { eventfd_write(wake_fd_, 1); }
+
+absl::StatusOr<int> RankRecorder::OpenLog(const RankKey& key, const std::string& dir) {
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0) return absl::ErrnoToStatus(errno, "cannot make an output pipe");
+  fcntl(ends[0], F_SETFL, O_NONBLOCK);
+  {
+    std::lock_guard lock(mutex_);
+    pipes_[key] = std::make_shared<Pipe>(ends[0], dir, log_segment_bytes_);
+  }
+  Wake();
+  return ends[1];
+}
+
+std::vector<std::string> RankRecorder::FinishLog(const RankKey& key, absl::Duration patience) {
+  std::future<std::vector<std::string>> tail;
+  {
+    std::lock_guard lock(mutex_);
+    const auto found = pipes_.find(key);
+    if (found == pipes_.end()) return {};
+    found->second->finishing = true;
+    tail = found->second->tail.get_future();
+  }
+  Wake();
+  if (tail.wait_for(absl::ToChronoNanoseconds(patience)) != std::future_status::ready) {
+    return {"(the log could not be read in time)"};
+  }
+  return tail.get();
+}
+
+void RankRecorder::AppendLine(const std::string& path, std::string line) {
+  {
+    std::lock_guard lock(mutex_);
+    if (lines_.size() >= kWaitingLinesMax) return;
+    lines_.push_back({path, std::move(line)});
+  }
+  Wake();
+}
+
+void RankRecorder::WriteLines() {
+  std::vector<Line> lines;
+  {
+    std::lock_guard lock(mutex_);
+    lines.swap(lines_);
+  }
+  for (const Line& line : lines) {
+    std::ofstream file(line.path, std::ios::app);
+    file << line.text << "\n";
+    if (!file.flush()) {
+      UPIPE_LOG(WARNING) << "cannot append to " << line.path;
+    }
+  }
+}
+
+// False when the pipe is at its end (every writer closed it) or empty.
+bool RankRecorder::Drain(Pipe& pipe, bool to_the_end) {
+  char buffer[16 << 10];
+  size_t taken = 0;
+  while (to_the_end ? taken < 8 * kDrainBytes : taken < kDrainBytes) {
+    const ssize_t got = read(pipe.fd, buffer, sizeof buffer);
+    if (got < 0 && errno == EINTR) continue;
+    if (got == 0) {
+      close(std::exchange(pipe.fd, -1));
+      return false;
+    }
+    if (got < 0) return false;
+    pipe.log.Write(buffer, static_cast<size_t>(got));
+    taken += static_cast<size_t>(got);
+  }
+  return true;
+}
+
+void RankRecorder::Run() {
+  std::vector<std::pair<RankKey, std::shared_ptr<Pipe>>> turn;
+  std::vector<pollfd> polled;
+  for (bool stopping = false; !stopping;) {
+    polled.assign(1, {wake_fd_, POLLIN, 0});
+    turn.clear();
+    {
+      std::lock_guard lock(mutex_);
+      turn.assign(pipes_.begin(), pipes_.end());
+    }
+    for (const auto& [key, pipe] : turn) polled.push_back({pipe->fd, POLLIN, 0});  // -1 is ignored
+    poll(polled.data(), polled.size(), -1);
+    eventfd_t ignored;
+    eventfd_read(wake_fd_, &ignored);
+    for (const auto& [key, pipe] : turn) {
+      bool finishing = false;
+      {
+        std::lock_guard lock(mutex_);
+        finishing = pipe->finishing;
+      }
+      if (pipe->fd >= 0) Drain(*pipe, finishing);
+      if (!finishing) continue;
+      pipe->tail.set_value(pipe->log.Tail());
+      std::lock_guard lock(mutex_);
+      pipes_.erase(key);
+    }
+    WriteLines();
+    std::lock_guard lock(mutex_);
+    stopping = stopping_ && lines_.empty();
+  }
+}
+
+}  // namespace upipe::worker

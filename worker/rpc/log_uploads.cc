@@ -1,0 +1,116 @@
+#include "worker/rpc/log_uploads.h"
+
+#include <condition_variable>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "worker/launcher/rank_log.h"
+
+namespace upipe::worker {
+namespace {
+
+constexpr size_t kUploadsMax = 16;
+constexpr int64_t kChunkBytes = 64 << 10;
+constexpr auto kFollowPoll = std::chrono::milliseconds(100);
+
+}  // namespace
+
+struct LogUploads::Upload {
+  v1::OpenLog request;
+  std::string dir;
+  std::string refusal;
+  std::function<bool()> live;
+  grpc::ClientContext context;
+  std::mutex mutex;
+  std::condition_variable stopped;
+  bool stopping = false;
+  std::atomic<bool> done{false};
+  std::thread thread;
+
+  // Waits for more output; true when the upload must end.
+  bool WaitStopped() {
+    std::unique_lock lock(mutex);
+    return stopped.wait_for(lock, kFollowPoll, [this] { return stopping; });
+  }
+};
+
+LogUploads::LogUploads(std::shared_ptr<grpc::Channel> channel)
+    : stub_(v1::WorkerService::NewStub(std::move(channel))) {}
+
+LogUploads::~LogUploads() {
+  std::lock_guard lock(mutex_);
+  for (Upload& upload : uploads_) {
+    {
+      std::lock_guard upload_lock(upload.mutex);
+      upload.stopping = true;
+    }
+    upload.stopped.notify_all();
+    upload.context.TryCancel();
+  }
+  for (Upload& upload : uploads_) upload.thread.join();
+}
+
+void LogUploads::Start(const v1::OpenLog& request, const std::string& dir, std::function<bool()> live) {
+  std::lock_guard lock(mutex_);
+  for (auto it = uploads_.begin(); it != uploads_.end();) {
+    if (!it->done) {
+      ++it;
+      continue;
+    }
+    it->thread.join();
+    it = uploads_.erase(it);
+  }
+  const size_t running = uploads_.size();
+  if (running >= 2 * kUploadsMax) return;  // even refusals are bounded; the coordinator's request times out
+  Upload& upload = uploads_.emplace_back();
+  upload.request = request;
+  upload.dir = dir;
+  upload.live = std::move(live);
+  if (running >= kUploadsMax) {
+    upload.refusal = absl::StrCat(kUploadsMax, " logs are being sent by this worker already; try again later");
+  }
+  upload.thread = std::thread([this, &upload] {
+    Run(upload);
+    upload.done = true;
+  });
+}
+
+void LogUploads::Run(Upload& upload) {
+  v1::UploadLogResponse response;
+  const auto writer = stub_->UploadLog(&upload.context, &response);
+  Send(upload, *writer);
+  writer->WritesDone();
+  writer->Finish();
+}
+
+void LogUploads::Send(Upload& upload, grpc::ClientWriterInterface<v1::LogChunk>& writer) {
+  v1::LogChunk chunk;
+  chunk.set_request_id(upload.request.request_id());
+  if (!upload.refusal.empty()) {
+    chunk.set_error(upload.refusal);
+    writer.Write(chunk);
+    return;
+  }
+  int64_t offset = upload.request.offset();
+  for (;;) {
+    const bool live = upload.live();  // looked at before reading: what was written until then will be seen
+    const absl::StatusOr<LogPiece> piece = ReadRankLog(upload.dir, offset, kChunkBytes);
+    if (!piece.ok() && !(upload.request.follow() && live)) {
+      chunk.set_error(std::string(piece.status().message()));
+      writer.Write(chunk);
+      return;
+    }
+    if (piece.ok() && (!piece->data.empty() || !piece->gap.empty())) {
+      chunk.set_data(piece->data);
+      chunk.set_offset(piece->offset);
+      chunk.set_gap(piece->gap);
+      if (!writer.Write(chunk)) return;
+      offset = piece->offset + static_cast<int64_t>(piece->data.size());
+      continue;
+    }
+    if (!upload.request.follow() || !live || upload.WaitStopped()) return;
+    if (piece.ok()) offset = piece->offset;  // a negative offset is resolved once
+  }
+}
+
+}  // namespace upipe::worker

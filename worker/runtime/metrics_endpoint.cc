@@ -1,0 +1,125 @@
+#include "worker/runtime/metrics_endpoint.h"
+
+#include <prometheus/counter.h>
+#include <prometheus/exposer.h>
+#include <prometheus/gauge.h>
+#include <prometheus/registry.h>
+
+#include <exception>
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+namespace upipe::worker {
+namespace {
+
+using Labels = prometheus::Labels;
+using GaugeFamily = prometheus::Family<prometheus::Gauge>;
+using CounterFamily = prometheus::Family<prometheus::Counter>;
+
+class PrometheusEndpoint : public MetricsEndpoint {
+ public:
+  PrometheusEndpoint(const std::string& listen, const Names& names)
+      : names_(names), exposer_(listen), registry_(std::make_shared<prometheus::Registry>()) {
+    exposer_.RegisterCollectable(registry_);
+    address_ = absl::StrCat(listen.substr(0, listen.rfind(':')), ":", exposer_.GetListeningPorts().at(0));
+  }
+
+  const std::string& address() const override { return address_; }
+
+  void BeginAttempt(const AttemptInfo& attempt) override {
+    std::lock_guard lock(mutex_);
+    Forget(attempt.slot);
+    Slot& slot = slots_[attempt.slot];
+    Labels labels = Base(attempt.slot);
+    labels["job"] = attempt.job;
+    labels["generation"] = absl::StrCat(attempt.generation);
+    labels["rank"] = absl::StrCat(attempt.rank);
+    Set(slot, info_, labels, 1);
+    Set(slot, planned_bytes_, Base(attempt.slot), static_cast<double>(attempt.planned_bytes));
+  }
+
+  void Observe(int index, const v1::StepReport& report) override {
+    std::lock_guard lock(mutex_);
+    Slot& slot = slots_[index];
+    const Labels base = Base(index);
+    for (const v1::TagBytes& tag : report.memory().tags()) {
+      Labels labels = base;
+      labels["tag"] = tag.tag();
+      Set(slot, memory_bytes_, labels, static_cast<double>(tag.bytes()));
+    }
+    Set(slot, memory_peak_bytes_, base, static_cast<double>(report.memory().peak_bytes()));
+    Set(slot, loss_, base, report.loss());
+    Set(slot, tokens_per_second_, base, report.tokens_per_second());
+    Set(slot, step_seconds_, base, report.step_seconds());
+    Set(slot, grad_norm_, base, report.grad_norm());
+    // Counters never go down while the worker lives, whoever holds the slot.
+    steps_total_.Add(base).Increment();
+    comm_seconds_total_.Add(base).Increment(report.comm_seconds());
+  }
+
+  void EndAttempt(int slot) override {
+    std::lock_guard lock(mutex_);
+    Forget(slot);
+  }
+
+ private:
+  struct Series { GaugeFamily* family; prometheus::Gauge* gauge; };
+  struct Slot { std::vector<Series> series; };
+
+  GaugeFamily& Gauge(const char* name, const char* help) {
+    return prometheus::BuildGauge().Name(name).Help(help).Register(*registry_);
+  }
+  CounterFamily& Counter(const char* name, const char* help) {
+    return prometheus::BuildCounter().Name(name).Help(help).Register(*registry_);
+  }
+  Labels Base(int slot) const {
+    return {{"worker", names_.worker}, {"node", names_.node}, {"slot", absl::StrCat(slot)}};
+  }
+  void Set(Slot& slot, GaugeFamily& family, const Labels& labels, double value) {
+    prometheus::Gauge& gauge = family.Add(labels);
+    gauge.Set(value);
+    for (const Series& known : slot.series) {
+      if (known.gauge == &gauge) return;
+    }
+    slot.series.push_back({&family, &gauge});
+  }
+  void Forget(int index) {
+    for (const Series& series : slots_[index].series) series.family->Remove(series.gauge);
+    slots_[index].series.clear();
+  }
+
+  const Names names_;
+  prometheus::Exposer exposer_;
+  std::shared_ptr<prometheus::Registry> registry_;
+  std::string address_;
+  std::mutex mutex_;
+  std::map<int, Slot> slots_;
+  GaugeFamily& info_ = Gauge("upipe_attempt_info", "1 for the attempt that holds the slot.");
+  GaugeFamily& memory_bytes_ = Gauge("upipe_memory_bytes", "Bytes allocated now, by tag.");
+  GaugeFamily& memory_peak_bytes_ = Gauge("upipe_memory_peak_bytes", "Live peak over all tags.");
+  GaugeFamily& planned_bytes_ = Gauge("upipe_memory_planned_bytes", "The plan's peak of this rank.");
+  GaugeFamily& loss_ = Gauge("upipe_loss", "Loss of the last step, nats per token, all ranks.");
+  GaugeFamily& tokens_per_second_ = Gauge("upipe_tokens_per_second", "Of the last step, all ranks.");
+  GaugeFamily& step_seconds_ = Gauge("upipe_step_seconds", "Duration of the last step.");
+  GaugeFamily& grad_norm_ = Gauge("upipe_grad_norm", "Global gradient norm before clipping.");
+  CounterFamily& steps_total_ = Counter("upipe_steps_total", "Step reports received.");
+  CounterFamily& comm_seconds_total_ =
+      Counter("upipe_comm_seconds_total", "Seconds inside collectives, waiting for peers included.");
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<MetricsEndpoint>> MetricsEndpoint::Start(const std::string& listen,
+                                                                        const Names& names) {
+  try {
+    return std::make_unique<PrometheusEndpoint>(listen, names);
+  } catch (const std::exception& error) {
+    return absl::UnavailableError(
+        absl::StrCat("cannot serve metrics on ", listen, ": ", error.what(), "; use --metrics-listen HOST:PORT"));
+  }
+}
+
+}  // namespace upipe::worker

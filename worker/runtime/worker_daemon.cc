@@ -1,0 +1,326 @@
+#include "worker/runtime/worker_daemon.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <mutex>
+#include <set>
+#include <utility>
+
+#include <google/protobuf/util/json_util.h>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
+#include "common/bounded_queue.h"
+#include "common/clock.h"
+#include "common/ids.h"
+#include "common/log.h"
+#include "common/status.h"
+#include "common/units.h"
+#include "worker/agent/agent.h"
+#include "worker/launcher/posix_launcher.h"
+#include "worker/rpc/coordinator_session.h"
+#include "worker/rpc/log_uploads.h"
+#include "worker/rpc/trainer_server.h"
+#include "worker/runtime/metrics_endpoint.h"
+
+namespace upipe::worker {
+namespace {
+
+constexpr size_t kEventsMax = 8192;
+constexpr size_t kSocketPathMax = 100;  // sun_path holds 108 bytes
+constexpr size_t kJobsKept = 200;       // log folders of finished jobs
+
+template <typename... Kinds>
+struct Overloaded : Kinds... {
+  using Kinds::operator()...;
+};
+
+absl::Status Validate(const WorkerOptions& options) {
+  std::vector<std::string> wrong;
+  const bool plain = std::all_of(options.name.begin(), options.name.end(), [](char c) {
+    return absl::ascii_isalnum(c) || c == '.' || c == '_' || c == '-';
+  });
+  if (options.name.empty() || options.name.size() > 63 || !plain) {
+    wrong.push_back(absl::StrCat("--name '", options.name, "' must be 1 to 63 of a-z, A-Z, 0-9, '.', '_', '-'"));
+  }
+  if (options.node.empty()) wrong.push_back("--node must not be empty");
+  if (options.num_slots < 1 || options.num_slots > 1024) {
+    wrong.push_back(absl::StrCat("--slots ", options.num_slots, " must be 1 to 1,024"));
+  }
+  if (options.memory_per_rank_bytes <= 0) {
+    wrong.push_back(absl::StrCat("--memory-per-rank ", options.memory_per_rank_bytes, " must be above 0 bytes"));
+  }
+  if (access(options.trainer_binary.c_str(), X_OK) != 0) {
+    wrong.push_back(absl::StrCat("--trainer-binary '", options.trainer_binary, "' is no executable file"));
+  }
+  const std::string host = options.metrics_listen.substr(0, options.metrics_listen.rfind(':'));
+  if (!options.insecure_listen && host != "127.0.0.1" && host != "localhost" && host != "[::1]") {
+    wrong.push_back(absl::StrCat("--metrics-listen ", options.metrics_listen,
+                                 " is plaintext off loopback: add --insecure-listen to allow it"));
+  }
+  if (wrong.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrJoin(wrong, "; "));
+}
+
+absl::StatusOr<std::string> SocketPath(const WorkerOptions& options, const std::string& incarnation) {
+  const std::string beside = absl::StrCat(options.state_dir, "/trainers.sock");
+  if (beside.size() <= kSocketPathMax) return beside;
+  const std::string elsewhere = absl::StrCat(options.runtime_dir, "/upipe-", incarnation.substr(0, 12), ".sock");
+  if (elsewhere.size() <= kSocketPathMax) return elsewhere;
+  return absl::InvalidArgumentError(absl::StrCat("--state-dir '", options.state_dir,
+                                                 "' is too long for a unix socket (", kSocketPathMax,
+                                                 " characters), and so is ", options.runtime_dir));
+}
+
+// Which log folders belong to ranks that still run: read by upload threads.
+class LiveRanks {
+ public:
+  void Add(const std::string& dir) {
+    std::lock_guard lock(mutex_);
+    dirs_.insert(dir);
+  }
+  void Remove(const std::string& dir) {
+    std::lock_guard lock(mutex_);
+    dirs_.erase(dir);
+  }
+  bool Contains(const std::string& dir) const {
+    std::lock_guard lock(mutex_);
+    return dirs_.contains(dir);
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::set<std::string> dirs_;
+};
+
+class Daemon : public WorkerDaemon {
+ public:
+  explicit Daemon(const WorkerOptions& options)
+      : options_(options), incarnation_(RandomNonce()), channel_(CoordinatorChannel(options.coordinator)) {}
+  ~Daemon() override { events_.Close(); }
+
+  absl::Status Initialize();
+  absl::Status Run() override;
+  void RequestShutdown() override { events_.Push(Shutdown{}); }
+  std::string Configuration() const override;
+
+ private:
+  std::string RankDir(const std::string& job, int64_t generation, int rank) const {
+    return absl::StrCat(options_.state_dir, "/ranks/", job, "/g", generation, "/r", rank);
+  }
+  std::string RankDir(const Rank& rank) const {
+    const v1::RankRef& ref = rank.report.ref();
+    return RankDir(ref.fence().job_id(), ref.fence().generation(), ref.rank());
+  }
+  void OnLaunchEvent(LaunchEvent event);
+  void Handle(Event event);
+
+  void Do(const OpenSession& action) { session_->Open(action.session); }
+  void Do(const CloseSession&) { session_->Close(); }
+  void Do(const SendToCoordinator& action) { session_->Send(action.message); }
+  void Do(const LaunchRank& action);
+  void Do(const TerminateRank& action) { launcher_->Terminate(action.key); }
+  void Do(const KillRank& action);
+  void Do(const SendToTrainer& action);
+  void Do(const ReadTrainer& action) { trainers_->Read(action.connection); }
+  void Do(const CloseTrainer& action) { trainers_->Close(action.connection); }
+  void Do(const RecordStep& action);
+  void Do(const ReleaseRank& action);
+  void Do(const UploadLog& action);
+  void Do(const NodeEvent& action) { UPIPE_LOG(INFO) << action.text; }
+  void Do(const ShutdownComplete&) { running_ = false; }
+
+  const WorkerOptions options_;
+  const std::string incarnation_;
+  std::string socket_path_;
+  State state_;
+  bool running_ = true;
+  LiveRanks live_;
+  BoundedQueue<Event> events_{kEventsMax};
+  const std::shared_ptr<grpc::Channel> channel_;
+  // Destroyed in reverse: everything that pushes events goes before the queue.
+  std::unique_ptr<MetricsEndpoint> metrics_;
+  RankRecorder recorder_;
+  std::unique_ptr<PosixLauncher> launcher_;
+  std::unique_ptr<TrainerServer> trainers_;
+  std::unique_ptr<CoordinatorSession> session_;
+  std::unique_ptr<LogUploads> uploads_;
+};
+
+absl::Status Daemon::Initialize() {
+  UPIPE_RETURN_IF_ERROR(Validate(options_));
+  std::error_code error;
+  std::filesystem::create_directories(options_.state_dir, error);
+  if (error || chmod(options_.state_dir.c_str(), 0700) != 0) {
+    return absl::UnavailableError(absl::StrCat("cannot create --state-dir ", options_.state_dir));
+  }
+  UPIPE_ASSIGN_OR_RETURN(socket_path_, SocketPath(options_, incarnation_));
+  PosixLauncherOptions launcher_options{options_.state_dir, options_.allow_cgroup};
+  UPIPE_ASSIGN_OR_RETURN(launcher_, PosixLauncher::Create(launcher_options, recorder_, [this](LaunchEvent event) {
+                           OnLaunchEvent(std::move(event));
+                         }));
+  UPIPE_ASSIGN_OR_RETURN(metrics_,
+                         MetricsEndpoint::Start(options_.metrics_listen, {options_.name, options_.node}));
+  TrainerServer::Callbacks from_trainers{
+      [this](uint64_t connection, v1::TrainerMessage message) {
+        events_.Push(FromTrainer{connection, std::move(message)});
+      },
+      [this](uint64_t connection) { events_.Push(TrainerClosed{connection}); }};
+  UPIPE_ASSIGN_OR_RETURN(trainers_, TrainerServer::Start(socket_path_, std::move(from_trainers)));
+  CoordinatorSession::Callbacks from_coordinator{
+      [this](uint64_t session, v1::CoordinatorMessage message) {
+        return events_.TryPush(FromCoordinator{session, std::move(message)});
+      },
+      [this](uint64_t session, const std::string& reason) { events_.Push(SessionClosed{session, reason}); }};
+  session_ = std::make_unique<CoordinatorSession>(channel_, std::move(from_coordinator));
+  uploads_ = std::make_unique<LogUploads>(channel_);
+
+  v1::Hello& identity = state_.identity;
+  identity.set_worker(options_.name);
+  identity.set_node_id(options_.node);
+  identity.set_incarnation(incarnation_);
+  identity.set_num_slots(options_.num_slots);
+  identity.set_memory_per_rank_bytes(options_.memory_per_rank_bytes);
+  identity.set_metrics_address(metrics_->address());
+  identity.set_containment(launcher_->containment());
+  identity.set_isa(options_.isa);
+  identity.set_version(options_.version);
+  identity.set_backend(options_.backend);
+  identity.set_insecure_listen(options_.insecure_listen);
+  state_.newest_generation = launcher_->generations();
+  state_.reconnect_at = SystemClock().Now();
+  return absl::OkStatus();
+}
+
+void Daemon::OnLaunchEvent(LaunchEvent event) {
+  events_.Push(std::visit(
+      Overloaded{[](TreeStarted& kind) -> Event { return ProcessStarted{kind.key, kind.pid}; },
+                 [](TreeLaunchFailed& kind) -> Event { return ProcessLaunchFailed{kind.key, kind.status}; },
+                 [](TreeExited& kind) -> Event { return ProcessExited{kind.key, std::move(kind.exit), {}}; },
+                 [](TreeGone& kind) -> Event { return ProcessGone{kind.key}; }},
+      event));
+}
+
+absl::Status Daemon::Run() {
+  while (running_) {
+    const BootTime now = SystemClock().Now();
+    std::optional<Event> event = events_.PopFor(std::max(absl::ZeroDuration(), NextWake(state_, now) - now));
+    Handle(event.has_value() ? *std::move(event) : Event(Tick{}));
+  }
+  for (const auto& [key, rank] : state_.ranks) {
+    if (rank.report.state() == v1::RANK_STATE_GONE) continue;
+    return absl::DeadlineExceededError(absl::StrCat("rank ", key.rank, " of ", rank.report.ref().fence().job_id(),
+                                                    " was not proven gone; the next worker on ",
+                                                    options_.state_dir, " will kill it before it says hello"));
+  }
+  return absl::OkStatus();
+}
+
+void Daemon::Handle(Event event) {
+  // All positions are read before anything decided on this exit is killed.
+  if (auto* exited = std::get_if<ProcessExited>(&event); exited != nullptr) {
+    exited->positions = launcher_->ReadPositions(exited->key.nonce);
+  }
+  for (const Action& action : Step(state_, event, SystemClock().Now())) {
+    std::visit([this](const auto& kind) { Do(kind); }, action);
+  }
+}
+
+void Daemon::Do(const LaunchRank& action) {
+  const Rank& rank = state_.ranks.at(action.key);
+  const v1::RunPlan& plan = rank.start->plan();
+  AttemptInfo info{action.slot, action.job, action.generation, action.key.rank};
+  if (action.key.rank < plan.ranks_size()) info.planned_bytes = plan.ranks(action.key.rank).memory().peak_bytes();
+  metrics_->BeginAttempt(info);
+  LaunchSpec spec{action.key, action.job, action.generation, options_.trainer_binary, options_.environment,
+                  RankDir(action.job, action.generation, action.key.rank)};
+  for (const auto& [name, value] : std::map<std::string, std::string>{
+           {"UPIPE_SOCKET", socket_path_},
+           {"UPIPE_NONCE", action.key.nonce},
+           {"UPIPE_JOB", action.job},
+           {"UPIPE_GENERATION", absl::StrCat(action.generation)},
+           {"UPIPE_RANK", absl::StrCat(action.key.rank)},
+           {"OMP_NUM_THREADS", absl::StrCat(action.threads)},
+           {"OPENBLAS_NUM_THREADS", absl::StrCat(action.threads)},
+           {"UCX_HANDLE_ERRORS", "none"}}) {
+    spec.environment.push_back(absl::StrCat(name, "=", value));
+  }
+  live_.Add(spec.log_dir);
+  recorder_.KeepNewest(options_.state_dir + "/ranks", kJobsKept);
+  launcher_->Launch(std::move(spec));
+}
+
+void Daemon::Do(const KillRank& action) {
+  if (action.fence_generation > 0) {
+    launcher_->KillSuperseded(action.key, action.job, action.fence_generation);
+  } else {
+    launcher_->Kill(action.key);
+  }
+}
+
+void Daemon::Do(const SendToTrainer& action) {
+  v1::WorkerCommand command = action.command;
+  if (command.has_assignment()) {
+    const v1::RankRef& ref = command.assignment().ref();
+    command.mutable_assignment()->set_run_dir(
+        RankDir(ref.fence().job_id(), ref.fence().generation(), ref.rank()));
+  }
+  trainers_->Send(action.connection, std::move(command));
+}
+
+void Daemon::Do(const RecordStep& action) {
+  metrics_->Observe(action.slot, action.report);
+  google::protobuf::util::JsonPrintOptions format;
+  format.always_print_primitive_fields = true;
+  format.preserve_proto_field_names = true;
+  std::string line;
+  if (!google::protobuf::util::MessageToJsonString(action.report, &line, format).ok()) return;
+  recorder_.AppendLine(RankDir(state_.ranks.at(action.key)) + "/metrics.jsonl", std::move(line));
+}
+
+void Daemon::Do(const ReleaseRank& action) {
+  metrics_->EndAttempt(action.slot);
+  live_.Remove(RankDir(state_.ranks.at(action.key)));
+}
+
+void Daemon::Do(const UploadLog& action) {
+  const v1::RankRef& ref = action.request.ref();
+  const std::string dir = RankDir(ref.fence().job_id(), ref.fence().generation(), ref.rank());
+  uploads_->Start(action.request, dir, [this, dir] { return live_.Contains(dir); });
+}
+
+std::string Daemon::Configuration() const {
+  const std::pair<const char*, std::string> lines[] = {
+      {"name", options_.name},
+      {"node", options_.node},
+      {"incarnation", incarnation_},
+      {"coordinator", options_.coordinator},
+      {"slots", absl::StrCat(options_.num_slots)},
+      {"memory_per_rank", FormatBytes(options_.memory_per_rank_bytes)},
+      {"state_dir", options_.state_dir},
+      {"trainer_binary", options_.trainer_binary},
+      {"trainer_socket", socket_path_},
+      {"metrics", absl::StrCat("http://", metrics_->address(), "/metrics")},
+      {"insecure_listen", options_.insecure_listen ? "true: metrics are plaintext off loopback" : "false"},
+      {"containment", launcher_->containment()},
+      {"backend", options_.backend},
+      {"isa", options_.isa},
+      {"version", options_.version}};
+  return absl::StrJoin(lines, "\n", absl::PairFormatter(" = "));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<WorkerDaemon>> WorkerDaemon::Create(const WorkerOptions& options) {
+  auto daemon = std::make_unique<Daemon>(options);
+  UPIPE_RETURN_IF_ERROR(daemon->Initialize());
+  return daemon;
+}
+
+}  // namespace upipe::worker
