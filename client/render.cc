@@ -204,8 +204,20 @@ std::string ParallelSummary(const v1::JobSpec& spec) {
   return text;
 }
 
-std::string RenderTable(const Rows& rows) {
+std::string Printable(absl::string_view text) {
+  std::string out(text);
+  for (char& c : out) {
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = ' ';
+  }
+  return out;
+}
+
+std::string RenderTable(const Rows& given) {
+  Rows rows = given;
   std::vector<size_t> widths;
+  for (auto& row : rows) {
+    for (std::string& cell : row) cell = Printable(cell);
+  }
   for (const auto& row : rows) {
     widths.resize(std::max(widths.size(), row.size()));
     for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
@@ -245,7 +257,7 @@ std::string RenderCause(const v1::Cause& cause, int indent) {
   if (cause.kind() != v1::CAUSE_KIND_UNSPECIFIED) absl::StrAppend(&text, "kind: ", NameOf(cause.kind()), "\n");
   if (!cause.evidence().empty()) absl::StrAppend(&text, "evidence: ", cause.evidence(), "\n");
   if (cause.log_tail_size() > 0) absl::StrAppend(&text, "last log lines:\n");
-  for (const std::string& line : cause.log_tail()) absl::StrAppend(&text, "  ", line, "\n");
+  for (const std::string& line : cause.log_tail()) absl::StrAppend(&text, "  ", Printable(line), "\n");
   return Indented(text, indent);
 }
 

@@ -6,11 +6,15 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "upipe/v1/job_service.pb.h"
 #include "upipe/v1/node_service.pb.h"
 
 namespace upipe::client {
+
+// `text` on one line: control characters, terminal escapes among them, become spaces.
+std::string Printable(absl::string_view text);
 
 // Columns two spaces apart, as wide as their widest cell; no trailing spaces. The first row is the heading.
 std::string RenderTable(const std::vector<std::vector<std::string>>& rows);

@@ -6,14 +6,23 @@
 #include "coordinator/core/turn.h"
 
 namespace upipe::coordinator {
+namespace {
+
+constexpr int kMaxPlanners = 4;  // asked for at a time
+
+}  // namespace
 
 void Turn::Schedule() {
   const std::map<int64_t, std::string> queue = state_.queue;
+  int planners = 0;
+  for (const auto& [number, id] : queue) planners += state_.jobs.at(id).planner_running ? 1 : 0;
   std::string ahead;  // the first job that waits for busy slots; later ones do not overtake it
   for (const auto& [number, id] : queue) {
     Job& job = state_.jobs.at(id);
     if (job.record.state() == v1::JOB_STATE_PLANNING) {
-      if (!job.planner_running) StartPlanning(job);
+      if (job.planner_running || planners >= kMaxPlanners) continue;
+      StartPlanning(job);
+      planners += job.planner_running ? 1 : 0;
     } else if (!TryPlace(job, ahead) && ahead.empty() && state_.queue.contains(number)) {
       ahead = id;
     }

@@ -3,12 +3,15 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <sys/pidfd.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
+extern "C" {
+#include <sys/pidfd.h>  // glibc 2.36 declares these without C linkage
+}
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
@@ -99,10 +102,7 @@ void PlannerPool::Start(StartPlanner job) {
     std::lock_guard lock(mutex_);
     killed_.erase(job.job_id);
   }
-  const std::string id = job.job_id;
-  if (!queue_.TryPush(std::move(job))) {
-    finished_({id, absl::ResourceExhaustedError("too many jobs wait for their plan")});
-  }
+  UPIPE_CHECK(queue_.TryPush(std::move(job)) || queue_.closed());
 }
 
 void PlannerPool::Kill(const std::string& job_id) {

@@ -47,7 +47,7 @@ class PlannerPool {
 
   const Options options_;
   const std::function<void(PlanFinished)> finished_;
-  BoundedQueue<StartPlanner> queue_{1 << 16};
+  BoundedQueue<StartPlanner> queue_{1 << 16};  // the core asks for a few at a time
   std::mutex mutex_;
   std::map<std::string, int> running_;  // job id -> pidfd
   std::set<std::string> killed_;        // jobs whose planner must not start or go on

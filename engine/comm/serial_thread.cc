@@ -1,8 +1,7 @@
 #include "engine/comm/serial_thread.h"
 
+#include <future>
 #include <utility>
-
-#include "absl/synchronization/notification.h"
 
 namespace upipe::comm {
 
@@ -10,32 +9,36 @@ SerialThread::SerialThread() : thread_([this] { Loop(); }) {}
 
 SerialThread::~SerialThread() {
   {
-    absl::MutexLock lock(&mutex_);
+    std::lock_guard<std::mutex> lock(mutex_);
     stopping_ = true;
   }
+  news_.notify_one();
   thread_.join();
 }
 
 void SerialThread::Post(std::function<void()> work) {
-  absl::MutexLock lock(&mutex_);
-  queue_.push_back(std::move(work));
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    queue_.push_back(std::move(work));
+  }
+  news_.notify_one();
 }
 
 void SerialThread::Run(const std::function<void()>& work) {
-  absl::Notification done;
+  std::promise<void> done;
   Post([&] {
     work();
-    done.Notify();
+    done.set_value();
   });
-  done.WaitForNotification();
+  done.get_future().wait();
 }
 
 void SerialThread::Loop() {
   for (;;) {
     std::function<void()> work;
     {
-      absl::MutexLock lock(&mutex_);
-      mutex_.Await(absl::Condition(this, &SerialThread::Ready));
+      std::unique_lock<std::mutex> lock(mutex_);
+      news_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
       if (queue_.empty()) return;
       work = std::move(queue_.front());
       queue_.pop_front();

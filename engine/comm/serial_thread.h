@@ -2,12 +2,11 @@
 // only be touched by one thread are made, used and destroyed on it.
 #pragma once
 
+#include <condition_variable>
 #include <deque>
 #include <functional>
+#include <mutex>
 #include <thread>
-
-#include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
 
 namespace upipe::comm {
 
@@ -23,11 +22,12 @@ class SerialThread {
 
  private:
   void Loop();
-  bool Ready() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopping_ || !queue_.empty(); }
 
-  absl::Mutex mutex_;
-  std::deque<std::function<void()>> queue_ ABSL_GUARDED_BY(mutex_);
-  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::mutex mutex_;  // of the two below; std's, because ThreadSanitizer cannot see into Debian's
+                      // absl::Mutex
+  std::deque<std::function<void()>> queue_;
+  bool stopping_ = false;
+  std::condition_variable news_;
   std::thread thread_;
 };
 

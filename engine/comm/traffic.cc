@@ -67,7 +67,7 @@ absl::Status CheckMemory(const char* op, int64_t bytes,
 
 bool FirstError::Set(const absl::Status& error) {
   UPIPE_CHECK(!error.ok()) << "an OK status is no error";
-  absl::MutexLock lock(&mutex_);
+  std::lock_guard<std::mutex> lock(mutex_);
   if (!error_.ok()) return false;
   error_ = error;
   failed_.store(true, std::memory_order_release);
@@ -75,7 +75,7 @@ bool FirstError::Set(const absl::Status& error) {
 }
 
 absl::Status FirstError::Get() const {
-  absl::MutexLock lock(&mutex_);
+  std::lock_guard<std::mutex> lock(mutex_);
   return error_;
 }
 
@@ -106,7 +106,7 @@ absl::Status Traffic::AddAllToAllV(const AllToAllVParams& params) {
     return absl::InvalidArgumentError(absl::StrCat("all-to-all: the blocks rank ", rank_,
                                                    " sends to itself are not those it receives"));
   }
-  absl::MutexLock lock(&mutex_);
+  std::lock_guard<std::mutex> lock(mutex_);
   ++stats_.num_collectives;
   for (const Block& send : params.sends) {
     if (send.peer != rank_) stats_.bytes_sent_to_peer[send.peer] += send.bytes;
@@ -143,7 +143,7 @@ absl::Status Traffic::AddBarrier() {
 }
 
 void Traffic::CountToEveryPeer(int64_t bytes) {
-  absl::MutexLock lock(&mutex_);
+  std::lock_guard<std::mutex> lock(mutex_);
   ++stats_.num_collectives;
   for (int peer = 0; peer < size_; ++peer) {
     if (peer != rank_) stats_.bytes_sent_to_peer[peer] += bytes;
@@ -151,12 +151,12 @@ void Traffic::CountToEveryPeer(int64_t bytes) {
 }
 
 void Traffic::AddSeconds(double seconds) {
-  absl::MutexLock lock(&mutex_);
+  std::lock_guard<std::mutex> lock(mutex_);
   stats_.seconds += seconds;
 }
 
 CommStats Traffic::stats() const {
-  absl::MutexLock lock(&mutex_);
+  std::lock_guard<std::mutex> lock(mutex_);
   return stats_;
 }
 

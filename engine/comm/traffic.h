@@ -5,10 +5,9 @@
 
 #include <atomic>
 #include <cstdint>
+#include <mutex>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
-#include "absl/synchronization/mutex.h"
 #include "engine/comm/communicator.h"
 
 namespace upipe::comm {
@@ -23,8 +22,8 @@ class FirstError {
 
  private:
   std::atomic<bool> failed_{false};
-  mutable absl::Mutex mutex_;
-  absl::Status error_ ABSL_GUARDED_BY(mutex_);
+  mutable std::mutex mutex_;
+  absl::Status error_;  // under mutex_
 };
 
 // A completed point with a fixed outcome: making a stream wait for a failed one puts that stream in
@@ -59,8 +58,8 @@ class Traffic {
 
   const int rank_;
   const int size_;
-  mutable absl::Mutex mutex_;
-  CommStats stats_ ABSL_GUARDED_BY(mutex_);
+  mutable std::mutex mutex_;
+  CommStats stats_;  // under mutex_
 };
 
 }  // namespace upipe::comm

@@ -4,10 +4,10 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <future>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/notification.h"
 #include "common/check.h"
 #include "common/status.h"
 
@@ -20,19 +20,15 @@ constexpr int64_t kDoubleBytes = sizeof(double);
 // The point at which an operation has ended.
 class Completion final : public kernels::Event::State {
  public:
-  bool Done() const override { return done_.HasBeenNotified(); }
-  absl::Status Synchronize() override {
-    done_.WaitForNotification();
-    return status_;
+  bool Done() const override {
+    return outcome_.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
   }
-  void Set(absl::Status status) {
-    status_ = std::move(status);
-    done_.Notify();
-  }
+  absl::Status Synchronize() override { return outcome_.get(); }
+  void Set(const absl::Status& status) { promise_.set_value(status); }
 
  private:
-  absl::Notification done_;
-  absl::Status status_;
+  std::promise<absl::Status> promise_;
+  const std::shared_future<absl::Status> outcome_ = promise_.get_future().share();
 };
 
 // In groups of a fixed length, which the compiler turns into vector instructions at -O2.

@@ -100,8 +100,7 @@ int64_t Allocator::State::LargestBlock() const {
   return holes.empty() ? above : std::max(above, holes.rbegin()->first);
 }
 
-// Takes [begin, end) out of `freed`; `stream` waits once for every other stream that freed part of
-// it.
+// Takes [begin, end) out of `freed`; `stream` waits once per other stream that freed part of it.
 void Allocator::State::AwaitFreedPieces(int64_t begin, int64_t end, Stream& stream) {
   std::vector<FreedPiece> latest;  // one per stream, in order of offset
   auto piece = freed.upper_bound(begin);

@@ -9,14 +9,14 @@
 #include <string>
 #include <thread>
 #include <variant>
+#include <vector>
 
 #include "absl/time/time.h"
 #include "kernels/api/stream.h"
 
 namespace upipe::kernels {
 
-// Test device: before each task the stream sleeps a random time, the same for the same seed and
-// name.
+// Test device: before each task the stream sleeps a random time that depends on seed and name.
 struct StreamDelay {
   uint64_t seed = 0;
   absl::Duration longest = absl::Microseconds(200);
@@ -27,8 +27,7 @@ class HostStream final : public Stream {
   // Submit and Wait block while this many tasks are pending.
   static constexpr size_t kMaxPending = 4096;
 
-  // `parallel` is what tasks get in their ExecContext. The thread runs on `cpus` when any are
-  // named.
+  // `parallel` is what tasks get in their ExecContext. The thread runs on `cpus`, if any are named.
   HostStream(std::string name, std::shared_ptr<ParallelFor> parallel,
              std::optional<StreamDelay> delay, const std::vector<int>& cpus);
   ~HostStream() override;

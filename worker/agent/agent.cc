@@ -166,7 +166,9 @@ void Decision::On(const FromCoordinator& event) {
     case v1::CoordinatorMessage::kStart: return Start(message.start());
     case v1::CoordinatorMessage::kPeers: return Introduce(message.peers());
     case v1::CoordinatorMessage::kStop: return Stop(message.stop());
-    case v1::CoordinatorMessage::kOpenLog: out_.push_back(UploadLog{message.open_log()}); return;
+    case v1::CoordinatorMessage::kOpenLog:
+      if (IsPlainName(message.open_log().ref().fence().job_id())) out_.push_back(UploadLog{message.open_log()});
+      return;
     default: return;
   }
 }

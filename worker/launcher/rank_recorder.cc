@@ -5,12 +5,14 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <filesystem>
 #include <fstream>
 #include <future>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
+#include "absl/strings/match.h"
 #include "common/check.h"
 #include "common/log.h"
 
@@ -23,11 +25,12 @@ constexpr size_t kDrainBytes = 256 << 10;  // per turn, so that one loud rank do
 }  // namespace
 
 struct RankRecorder::Pipe {
-  Pipe(int fd, const std::string& dir, int64_t segment_bytes) : fd(fd), log(dir, segment_bytes) {}
+  Pipe(int fd, const std::string& dir, int64_t segment_bytes) : fd(fd), dir(dir), log(dir, segment_bytes) {}
   ~Pipe() {
     if (fd >= 0) close(fd);
   }
   int fd;
+  const std::string dir;
   RankLogWriter log;
   bool finishing = false;
   std::promise<std::vector<std::string>> tail;
@@ -103,6 +106,37 @@ void RankRecorder::WriteLines() {
   }
 }
 
+void RankRecorder::KeepNewest(const std::string& root, size_t num) {
+  std::lock_guard lock(mutex_);
+  prune_ = {root, num};  // looked at when the thread next wakes: the log about to be opened wakes it
+}
+
+void RankRecorder::Prune() {
+  std::pair<std::string, size_t> order;
+  std::vector<std::string> open_dirs;
+  {
+    std::lock_guard lock(mutex_);
+    order.swap(prune_);
+    for (const auto& [key, pipe] : pipes_) open_dirs.push_back(pipe->dir);
+  }
+  if (order.first.empty()) return;
+  std::vector<std::pair<std::filesystem::file_time_type, std::filesystem::path>> folders;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(order.first, error)) {
+    const std::string prefix = entry.path().string() + "/";
+    const bool in_use = std::any_of(open_dirs.begin(), open_dirs.end(),
+                                    [&](const std::string& dir) { return absl::StartsWith(dir, prefix); });
+    if (!in_use) folders.emplace_back(entry.last_write_time(error), entry.path());
+  }
+  std::sort(folders.rbegin(), folders.rend());
+  for (size_t i = order.second; i < folders.size(); ++i) {
+    std::filesystem::remove_all(folders[i].second, error);
+    if (error) {
+      UPIPE_LOG(WARNING) << "cannot delete " << folders[i].second.string() << ": " << error.message();
+    }
+  }
+}
+
 // False when the pipe is at its end (every writer closed it) or empty.
 bool RankRecorder::Drain(Pipe& pipe, bool to_the_end) {
   char buffer[16 << 10];
@@ -148,6 +182,7 @@ void RankRecorder::Run() {
       pipes_.erase(key);
     }
     WriteLines();
+    Prune();
     std::lock_guard lock(mutex_);
     stopping = stopping_ && lines_.empty();
   }

@@ -33,11 +33,15 @@ class RankRecorder {
   // Appends one line to `path` later; dropped when 4,096 lines wait. Never blocks on the disk.
   void AppendLine(const std::string& path, std::string line);
 
+  // Later deletes all but the `num` newest folders in `root` that hold no open log.
+  void KeepNewest(const std::string& root, size_t num);
+
  private:
   struct Pipe;
   struct Line { std::string path; std::string text; };
   void Run();
   void WriteLines();
+  void Prune();
   bool Drain(Pipe& pipe, bool to_the_end);
   void Wake();
 
@@ -46,6 +50,7 @@ class RankRecorder {
   std::mutex mutex_;
   std::map<RankKey, std::shared_ptr<Pipe>> pipes_;
   std::vector<Line> lines_;
+  std::pair<std::string, size_t> prune_;  // root, how many to keep; empty root: nothing to do
   bool stopping_ = false;
   std::thread thread_;
 };

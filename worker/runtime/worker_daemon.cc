@@ -238,7 +238,7 @@ void Daemon::Do(const LaunchRank& action) {
   AttemptInfo info{action.slot, action.job, action.generation, action.key.rank};
   if (action.key.rank < plan.ranks_size()) info.planned_bytes = plan.ranks(action.key.rank).memory().peak_bytes();
   metrics_->BeginAttempt(info);
-  LaunchSpec spec{action.key, action.job, action.generation, options_.trainer_binary, options_.environment,
+  LaunchSpec spec{action.key, action.job, action.generation, options_.trainer_binary, {},
                   RankDir(action.job, action.generation, action.key.rank)};
   for (const auto& [name, value] : std::map<std::string, std::string>{
            {"UPIPE_SOCKET", socket_path_},
@@ -251,6 +251,7 @@ void Daemon::Do(const LaunchRank& action) {
            {"UCX_HANDLE_ERRORS", "none"}}) {
     spec.environment.push_back(absl::StrCat(name, "=", value));
   }
+  spec.environment.insert(spec.environment.end(), options_.environment.begin(), options_.environment.end());
   live_.Add(spec.log_dir);
   recorder_.KeepNewest(options_.state_dir + "/ranks", kJobsKept);
   launcher_->Launch(std::move(spec));

@@ -3,10 +3,10 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <future>
 #include <map>
 #include <mutex>
 
-#include "absl/synchronization/notification.h"
 #include "engine/comm/dry/dry_communicator.h"
 #include "tests/contract/engine/comm_groups.h"
 
@@ -312,11 +312,11 @@ TEST_P(CommContract, OrderedOnItsStreamOnly) {
   Ranks ranks = Make();
   OnEveryRank(ranks, [](Communicator& comm, kernels::Stream& stream) {
     kernels::HostStream other = NewStream();
-    absl::Notification go;
+    std::promise<void> go;
     int64_t own = -1;
     std::vector<int64_t> all(comm.size(), -1), copy;
     stream.Submit([&](kernels::ExecContext&) {
-      go.WaitForNotification();
+      go.get_future().wait();
       own = 100 + comm.rank();
       return absl::OkStatus();
     });
@@ -333,7 +333,7 @@ TEST_P(CommContract, OrderedOnItsStreamOnly) {
     ASSERT_TRUE(other.Synchronize().ok());
     EXPECT_TRUE(other_ran);
     EXPECT_EQ(-1, own);
-    go.Notify();
+    go.set_value();
     ASSERT_TRUE(stream.Synchronize().ok()) << comm.status();
     for (int peer = 0; peer < comm.size(); ++peer) EXPECT_EQ(100 + peer, copy[peer]);
   });

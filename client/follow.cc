@@ -1,0 +1,82 @@
+#include "client/follow.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "client/render.h"
+#include "common/status.h"
+
+namespace upipe::client {
+
+bool IsOutage(const absl::Status& status) {
+  return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
+}
+
+bool Outage::PauseBeforeRetry(const absl::Status& status) {
+  if (!said_) {
+    said_ = true;
+    began_ = console_.clock.Now();
+    console_.err << status.message() << "; trying again for " << absl::ToInt64Seconds(limit_) << " s\n" << std::flush;
+  }
+  if (console_.clock.Now() - began_ >= limit_) return false;
+  console_.pause(pause_);
+  pause_ = std::min(pause_ * 2, absl::Seconds(5));
+  return true;
+}
+
+absl::StatusOr<std::string> ResolveJob(Console& console, const std::string& text) {
+  const absl::StatusOr<v1::Job> exact = console.coordinator.GetJob(text);
+  if (exact.ok()) return exact->id();
+  if (!absl::IsNotFound(exact.status())) return exact.status();
+  std::vector<std::string> matches;
+  v1::ListJobsRequest request;
+  request.set_page_size(1000);
+  do {
+    UPIPE_ASSIGN_OR_RETURN(const v1::ListJobsResponse page, console.coordinator.ListJobs(request));
+    for (const v1::Job& job : page.jobs()) {
+      if (absl::StartsWith(job.id(), text)) matches.push_back(job.id());
+    }
+    request.set_page_token(page.next_page_token());
+  } while (!request.page_token().empty());
+  if (matches.empty()) {
+    return absl::NotFoundError(absl::StrCat("no job's id is or begins with '", text, "'; `upipe list` shows all"));
+  }
+  if (matches.size() > 1) {
+    const size_t count = matches.size();
+    matches.resize(std::min<size_t>(count, 5));
+    return absl::InvalidArgumentError(absl::StrCat("'", text, "' begins the ids of ", count, " jobs: ",
+                                                   absl::StrJoin(matches, ", "), count > 5 ? ", .." : ""));
+  }
+  return matches[0];
+}
+
+absl::Status FollowJob(Console& console, const std::string& id, absl::Duration limit,
+                       const CoordinatorClient::OnWatch& on_message) {
+  const BootTime end = console.clock.Now() + limit;
+  std::optional<Outage> outage(std::in_place, console, kFirstContactLimit);
+  while (true) {
+    const absl::Duration left = end - console.clock.Now();
+    if (left <= absl::ZeroDuration()) {
+      return absl::DeadlineExceededError(absl::StrCat("job ", id, " did not end within ", absl::FormatDuration(limit)));
+    }
+    bool done = false, heard = false;
+    const absl::Status status = console.coordinator.Watch(id, left, [&](const v1::WatchResponse& message) {
+      heard = true;
+      done = !on_message(message) || (message.has_job() && IsTerminal(message.job().state()));
+      return !done;
+    });
+    if (done) return absl::OkStatus();
+    if (console.clock.Now() >= end) continue;
+    if (!status.ok() && !IsOutage(status)) return status;
+    const absl::Status lost = status.ok() ? absl::UnavailableError("the coordinator ended the watch") : status;
+    if (heard) outage.emplace(console, kOutageLimit);
+    if (!outage->PauseBeforeRetry(lost)) return lost;
+  }
+}
+
+}  // namespace upipe::client

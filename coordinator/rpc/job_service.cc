@@ -1,0 +1,161 @@
+// Client calls: unary calls wait in the loop for their answer; Watch sends the latest job and the latest report.
+#include <memory>
+#include <mutex>
+#include <optional>
+
+#include "coordinator/rpc/grpc_status.h"
+#include "coordinator/rpc/services.h"
+
+namespace upipe::coordinator {
+namespace {
+
+const absl::Status& Busy() {
+  static const auto& busy = *new absl::Status(
+      absl::UnavailableError("the coordinator is busy or shutting down; try again"));
+  return busy;
+}
+
+// An answer that fills `response` and finishes the call.
+template <typename T>
+Done<T> Answer(grpc::ServerUnaryReactor* reactor, T* response) {
+  return [reactor, response](absl::StatusOr<T> result) {
+    if (result.ok()) *response = *std::move(result);
+    reactor->Finish(ToGrpc(result.status()));
+  };
+}
+
+template <typename Call>
+void PostOrRefuse(Loop& loop, grpc::ServerUnaryReactor* reactor, Call call) {
+  if (!loop.Post(std::move(call))) reactor->Finish(ToGrpc(Busy()));
+}
+
+class WatchStream : public grpc::ServerWriteReactor<v1::WatchResponse>, public Watcher {
+ public:
+  explicit WatchStream(Loop& loop) : loop_(loop) {}
+  void Begin(const std::string& job_id, const std::shared_ptr<WatchStream>& self) {
+    self_ = self;
+    if (!loop_.Post(WatchCall{job_id, self})) End(Busy());
+  }
+
+  void OfferJob(std::shared_ptr<const v1::Job> job) override {
+    std::lock_guard lock(mutex_);
+    job_ = std::move(job);
+    Pump();
+  }
+  void OfferReport(const v1::StepReport& report) override {
+    std::lock_guard lock(mutex_);
+    report_ = report;
+    Pump();
+  }
+  void End(const absl::Status& status) override {
+    std::lock_guard lock(mutex_);
+    if (!end_) end_ = status;
+    Pump();
+  }
+
+  void OnWriteDone(bool ok) override {
+    std::lock_guard lock(mutex_);
+    writing_ = false;
+    if (!ok) {
+      job_.reset();
+      report_.reset();
+      if (!end_) end_ = absl::CancelledError("the watcher left");
+    }
+    Pump();
+  }
+  void OnCancel() override {
+    std::lock_guard lock(mutex_);
+    job_.reset();
+    report_.reset();
+    end_ = absl::CancelledError("the watcher left");
+    Pump();
+  }
+  void OnDone() override {
+    loop_.Post(WatchEnded{self_});
+    self_.reset();
+  }
+
+ private:
+  // One write at a time; the end comes after what was offered.
+  void Pump() {
+    if (writing_ || finished_) return;
+    if (job_ || report_) {
+      outgoing_.Clear();
+      if (job_) *outgoing_.mutable_job() = *job_;
+      if (report_) *outgoing_.mutable_report() = *report_;
+      job_.reset();
+      report_.reset();
+      writing_ = true;
+      return StartWrite(&outgoing_);
+    }
+    if (!end_) return;
+    finished_ = true;
+    Finish(ToGrpc(*end_));
+  }
+
+  Loop& loop_;
+  std::shared_ptr<WatchStream> self_;
+  std::mutex mutex_;
+  v1::WatchResponse outgoing_;
+  std::shared_ptr<const v1::Job> job_;
+  std::optional<v1::StepReport> report_;
+  std::optional<absl::Status> end_;
+  bool writing_ = false;
+  bool finished_ = false;
+};
+
+}  // namespace
+
+grpc::ServerUnaryReactor* JobServiceReactors::Submit(grpc::CallbackServerContext* context,
+                                                     const v1::SubmitRequest* request,
+                                                     v1::SubmitResponse* response) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  PostOrRefuse(loop_, reactor, SubmitCall{*request, Answer(reactor, response)});
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* JobServiceReactors::GetJob(grpc::CallbackServerContext* context,
+                                                     const v1::GetJobRequest* request,
+                                                     v1::Job* response) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  PostOrRefuse(loop_, reactor, GetJobCall{*request, Answer(reactor, response)});
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* JobServiceReactors::ListJobs(grpc::CallbackServerContext* context,
+                                                       const v1::ListJobsRequest* request,
+                                                       v1::ListJobsResponse* response) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  PostOrRefuse(loop_, reactor, ListJobsCall{*request, Answer(reactor, response)});
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* JobServiceReactors::Cancel(grpc::CallbackServerContext* context,
+                                                     const v1::CancelRequest* request,
+                                                     v1::CancelResponse* response) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  PostOrRefuse(loop_, reactor, CancelCall{*request, Answer(reactor, response)});
+  return reactor;
+}
+
+grpc::ServerWriteReactor<v1::WatchResponse>* JobServiceReactors::Watch(
+    grpc::CallbackServerContext*, const v1::WatchRequest* request) {
+  const auto stream = std::make_shared<WatchStream>(loop_);
+  stream->Begin(request->id(), stream);
+  return stream.get();
+}
+
+grpc::ServerWriteReactor<v1::LogsResponse>* JobServiceReactors::Logs(
+    grpc::CallbackServerContext*, const v1::LogsRequest* request) {
+  return logs_.Open(*request, loop_);
+}
+
+grpc::ServerUnaryReactor* NodeServiceReactors::ListNodes(grpc::CallbackServerContext* context,
+                                                         const v1::ListNodesRequest*,
+                                                         v1::ListNodesResponse* response) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  PostOrRefuse(loop_, reactor, ListNodesCall{Answer(reactor, response)});
+  return reactor;
+}
+
+}  // namespace upipe::coordinator

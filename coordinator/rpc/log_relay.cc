@@ -1,0 +1,179 @@
+#include "coordinator/rpc/log_relay.h"
+
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/ids.h"
+#include "common/units.h"
+#include "coordinator/rpc/grpc_status.h"
+
+namespace upipe::coordinator {
+
+bool LogStream::Attach(std::function<void()> broken) {
+  std::lock_guard lock(mutex_);
+  if (finished_ || end_ || broken_) return false;
+  broken_ = std::move(broken);
+  return true;
+}
+
+bool LogStream::attached() const {
+  std::lock_guard lock(mutex_);
+  return broken_ != nullptr || finished_ || end_.has_value();
+}
+
+bool LogStream::Write(const v1::LogChunk& chunk, std::function<void()> written) {
+  std::lock_guard lock(mutex_);
+  if (finished_ || end_ || writing_) return false;
+  outgoing_.set_data(chunk.data());
+  outgoing_.set_offset(chunk.offset());
+  outgoing_.set_gap(chunk.gap());
+  written_ = std::move(written);
+  writing_ = true;
+  StartWrite(&outgoing_);
+  return true;
+}
+
+void LogStream::OnWriteDone(bool ok) {
+  std::function<void()> written;
+  {
+    std::lock_guard lock(mutex_);
+    writing_ = false;
+    written.swap(written_);
+    if (!ok && !end_) end_ = absl::CancelledError("the reader left");
+    if (end_ && !finished_) {
+      finished_ = true;
+      Finish(ToGrpc(*end_));
+      written = nullptr;
+    }
+  }
+  if (written) written();
+}
+
+void LogStream::End(const absl::Status& status) {
+  std::lock_guard lock(mutex_);
+  if (finished_ || end_) return;
+  end_ = status;
+  if (writing_) return;
+  finished_ = true;
+  Finish(ToGrpc(status));
+}
+
+void LogStream::OnDone() {
+  std::function<void()> broken;
+  {
+    std::lock_guard lock(mutex_);
+    broken.swap(broken_);
+  }
+  if (broken) broken();
+  on_done_();
+  self.reset();
+}
+
+namespace {
+
+// The worker's end: reads a chunk, passes it on, reads the next when it was written.
+class Upload : public grpc::ServerReadReactor<v1::LogChunk> {
+ public:
+  explicit Upload(LogRelay& relay) : relay_(relay) {}
+
+  void Begin(std::shared_ptr<Upload> self) {
+    self_ = std::move(self);
+    Read();
+  }
+
+  void OnReadDone(bool ok) override {
+    if (!ok) {
+      if (stream_) {
+        stream_->End(cancelled_ ? absl::UnavailableError("the worker's log stream broke off")
+                                : absl::OkStatus());
+      }
+      return Leave(grpc::Status::OK);
+    }
+    if (!stream_ && !Join()) return Leave({grpc::StatusCode::CANCELLED, "nobody reads this log"});
+    if (!chunk_.error().empty()) {
+      stream_->End(absl::UnavailableError(chunk_.error()));
+      return Leave(grpc::Status::OK);
+    }
+    if (!stream_->Write(chunk_, [self = self_] { self->Read(); })) {
+      Leave({grpc::StatusCode::CANCELLED, "the reader left"});
+    }
+  }
+  void OnCancel() override { cancelled_ = true; }
+  void OnDone() override { self_.reset(); }
+
+ private:
+  bool Join() {
+    stream_ = relay_.Find(chunk_.request_id());
+    return stream_ != nullptr && stream_->Attach([self = self_] {
+      self->Leave({grpc::StatusCode::CANCELLED, "the reader left"});
+    });
+  }
+  void Read() {
+    std::lock_guard lock(mutex_);
+    if (!finished_) StartRead(&chunk_);
+  }
+  void Leave(const grpc::Status& status) {
+    std::lock_guard lock(mutex_);
+    if (finished_) return;
+    finished_ = true;
+    Finish(status);
+  }
+
+  LogRelay& relay_;
+  v1::LogChunk chunk_;
+  std::shared_ptr<LogStream> stream_;
+  std::shared_ptr<Upload> self_;
+  std::atomic<bool> cancelled_{false};
+  std::mutex mutex_;
+  bool finished_ = false;
+};
+
+}  // namespace
+
+grpc::ServerWriteReactor<v1::LogsResponse>* LogRelay::Open(const v1::LogsRequest& request,
+                                                           Loop& loop) {
+  const std::string id = RandomNonce();
+  auto stream = std::make_shared<LogStream>([this, id] {
+    std::lock_guard lock(mutex_);
+    streams_.erase(id);
+  });
+  stream->self = stream;
+  {
+    std::lock_guard lock(mutex_);
+    streams_[id] = {stream, SystemClock().Now()};
+  }
+  const bool posted = loop.Post(LogCall{request, id, [stream](absl::StatusOr<std::string> worker) {
+                                          if (!worker.ok()) stream->End(worker.status());
+                                        }});
+  if (!posted) stream->End(absl::UnavailableError("the coordinator is busy; try again"));
+  return stream.get();
+}
+
+grpc::ServerReadReactor<v1::LogChunk>* LogRelay::Accept() {
+  auto upload = std::make_shared<Upload>(*this);
+  upload->Begin(upload);
+  return upload.get();
+}
+
+std::shared_ptr<LogStream> LogRelay::Find(const std::string& upload_id) {
+  std::lock_guard lock(mutex_);
+  const auto found = streams_.find(upload_id);
+  return found == streams_.end() ? nullptr : found->second.stream;
+}
+
+void LogRelay::Expire(BootTime now, absl::Duration patience) {
+  std::vector<std::shared_ptr<LogStream>> late;
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto& [id, waiting] : streams_) {
+      if (now - waiting.since > patience) late.push_back(waiting.stream);
+    }
+  }
+  for (const auto& stream : late) {
+    if (stream->attached()) continue;
+    stream->End(absl::UnavailableError(
+        absl::StrCat("the worker did not send its log within ", FormatDuration(patience))));
+  }
+}
+
+}  // namespace upipe::coordinator

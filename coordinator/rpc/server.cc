@@ -1,0 +1,82 @@
+#include "coordinator/rpc/server.h"
+
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/grpcpp.h>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "coordinator/rpc/services.h"
+
+namespace upipe::coordinator {
+namespace {
+
+constexpr int kMaxConnectionAgeMillis = 30 * 60 * 1000;
+constexpr int kMaxConnectionAgeGraceMillis = 10 * 1000;
+constexpr int kKeepaliveMillis = 20 * 1000;
+constexpr int kKeepaliveTimeoutMillis = 20 * 1000;
+constexpr int kMinPeerPingMillis = 5 * 1000;
+
+// host of "host:port" or "[v6]:port".
+std::string HostOf(const std::string& listen) { return listen.substr(0, listen.rfind(':')); }
+
+bool IsLoopback(const std::string& host) {
+  return host == "localhost" || host == "[::1]" || absl::StartsWith(host, "127.");
+}
+
+}  // namespace
+
+struct Server::Parts {
+  Parts(Loop& loop, LogRelay& logs) : jobs(loop, logs), nodes(loop), workers(loop, logs) {}
+  JobServiceReactors jobs;
+  NodeServiceReactors nodes;
+  WorkerServiceReactors workers;
+  std::unique_ptr<grpc::Server> server;
+};
+
+Server::Server(std::unique_ptr<Parts> parts) : parts_(std::move(parts)) {}
+Server::~Server() { Shutdown(absl::ZeroDuration()); }
+
+absl::StatusOr<std::unique_ptr<Server>> Server::Listen(const Options& options, Loop& loop,
+                                                       LogRelay& logs) {
+  const std::string host = HostOf(options.listen);
+  if (!IsLoopback(host) && !options.insecure_listen) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "plaintext is served on loopback only, not on ", options.listen,
+        "; listen on 127.0.0.1 or give --insecure-listen"));
+  }
+  grpc::EnableDefaultHealthCheckService(true);
+  grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  auto parts = std::make_unique<Parts>(loop, logs);
+  grpc::ServerBuilder builder;
+  int port = 0;
+  builder.AddListeningPort(options.listen, grpc::InsecureServerCredentials(), &port);
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_MS, kMaxConnectionAgeMillis);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_GRACE_MS, kMaxConnectionAgeGraceMillis);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMillis);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMillis);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
+                             kMinPeerPingMillis);
+  builder.RegisterService(&parts->jobs);
+  builder.RegisterService(&parts->nodes);
+  builder.RegisterService(&parts->workers);
+  parts->server = builder.BuildAndStart();
+  if (parts->server == nullptr || port == 0) {
+    return absl::UnavailableError(absl::StrCat("cannot listen on ", options.listen,
+                                               "; is another process using this address?"));
+  }
+  std::unique_ptr<Server> server(new Server(std::move(parts)));
+  server->address_ = absl::StrCat(host, ":", port);
+  return server;
+}
+
+void Server::Shutdown(absl::Duration patience) {
+  if (parts_->server == nullptr) return;
+  parts_->server->Shutdown(absl::ToChronoTime(absl::Now() + patience));
+  parts_->server->Wait();
+  parts_->server.reset();
+}
+
+}  // namespace upipe::coordinator

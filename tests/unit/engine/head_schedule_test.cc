@@ -1,0 +1,347 @@
+// The head-chunk schedule against its definition, written a second time here from the formulas, over every small
+// combination of heads, K/V heads, ranks and heads per stage and some large ones.
+#include "engine/parallel/head_schedule.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "google/protobuf/message.h"
+
+namespace upipe::parallel {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using Heads = std::vector<int32_t>;
+
+// The definitions, with sets and no cleverness.
+struct Definition {
+  int64_t h, k, c, u;
+
+  int64_t group() const { return h / k; }
+  int64_t stages() const { return ((h + c - 1) / c + u - 1) / u; }
+  Heads HeadsOf(int64_t rank) const {
+    Heads heads;
+    for (int64_t head = rank * h / c; head < (rank + 1) * h / c; ++head) {
+      heads.push_back(static_cast<int32_t>(head));
+    }
+    return heads;
+  }
+  Heads Queries(int64_t stage, int64_t rank) const {
+    Heads queries;
+    const Heads heads = HeadsOf(rank);
+    for (int64_t i = stage * u; i < stage * u + u && i < static_cast<int64_t>(heads.size()); ++i) {
+      queries.push_back(heads[i]);
+    }
+    return queries;
+  }
+  std::set<int32_t> Kv(int64_t stage, int64_t rank) const {
+    std::set<int32_t> kv;
+    if (stage < 0 || stage >= stages()) return kv;
+    for (int32_t head : Queries(stage, rank)) kv.insert(static_cast<int32_t>(head / group()));
+    return kv;
+  }
+  Heads Difference(int64_t stage, int64_t other_stage, int64_t rank) const {
+    const auto kv = Kv(stage, rank), other = Kv(other_stage, rank);
+    Heads difference;
+    std::set_difference(kv.begin(), kv.end(), other.begin(), other.end(), std::back_inserter(difference));
+    return difference;
+  }
+  Heads Fetch(int64_t stage, int64_t rank) const { return Difference(stage, stage - 1, rank); }
+  Heads Release(int64_t stage, int64_t rank) const { return Difference(stage, stage + 1, rank); }
+  int64_t CutsInsideGroups() const {
+    std::set<int64_t> cuts;
+    for (int64_t rank = 1; rank < c; ++rank) {
+      const int64_t cut = rank * h / c;
+      if (cut > 0 && cut < h && cut % group() != 0) cuts.insert(cut);
+    }
+    return static_cast<int64_t>(cuts.size());
+  }
+  std::string Name() const { return absl::StrCat("H", h, " K", k, " C", c, " u", u); }
+  absl::StatusOr<v1::HeadChunkSchedule> Make() const {
+    return MakeHeadChunkSchedule({.num_heads = h,
+                                  .num_kv_heads = k,
+                                  .ulysses_ranks = static_cast<int>(c),
+                                  .heads_per_rank = u});
+  }
+};
+
+void AddAllU(std::vector<Definition>& all, int64_t h, int64_t k, int64_t c) {
+  for (int64_t u = 1; u <= (h + c - 1) / c; ++u) all.push_back({h, k, c, u});
+}
+
+std::vector<Definition> AllDefinitions() {
+  std::vector<Definition> all;
+  for (int64_t h = 1; h <= 12; ++h) {
+    for (int64_t k = 1; k <= h; ++k) {
+      if (h % k != 0) continue;
+      for (int64_t c = 1; c <= 10; ++c) AddAllU(all, h, k, c);
+    }
+  }
+  for (const auto& [h, k, c] : std::vector<std::array<int64_t, 3>>{
+           {28, 4, 8}, {64, 8, 8}, {32, 8, 8}, {40, 8, 6}, {96, 8, 16}, {36, 12, 5}, {128, 1, 7}, {60, 20, 16}}) {
+    AddAllU(all, h, k, c);
+  }
+  return all;
+}
+
+template <typename List>
+Heads ToHeads(const List& list) {
+  return {list.begin(), list.end()};
+}
+
+TEST(HeadSchedule, ListsFollowTheDefinition) {
+  for (const Definition& def : AllDefinitions()) {
+    SCOPED_TRACE(def.Name());
+    const auto schedule = def.Make();
+    ASSERT_TRUE(schedule.ok()) << schedule.status();
+    EXPECT_EQ(schedule->num_heads(), def.h);
+    EXPECT_EQ(schedule->num_kv_heads(), def.k);
+    EXPECT_EQ(schedule->ulysses_ranks(), def.c);
+    EXPECT_EQ(schedule->ring_ranks(), 1);
+    EXPECT_EQ(schedule->heads_per_rank(), def.u);
+    EXPECT_EQ(schedule->query_chunks(), 1);
+    ASSERT_EQ(schedule->stages_size(), def.stages());
+    std::map<int32_t, int> times_attended;
+    for (int64_t s = 0; s < def.stages(); ++s) {
+      ASSERT_EQ(schedule->stages(s).ranks_size(), def.c);
+      for (int64_t c = 0; c < def.c; ++c) {
+        const auto& work = schedule->stages(s).ranks(c);
+        const auto kv = def.Kv(s, c);
+        ASSERT_EQ(ToHeads(work.query_heads()), def.Queries(s, c)) << "stage " << s << " rank " << c;
+        ASSERT_EQ(ToHeads(work.kv_heads()), Heads(kv.begin(), kv.end())) << "stage " << s << " rank " << c;
+        ASSERT_EQ(ToHeads(work.fetch()), def.Fetch(s, c)) << "stage " << s << " rank " << c;
+        ASSERT_EQ(ToHeads(work.release()), def.Release(s, c)) << "stage " << s << " rank " << c;
+        for (int32_t head : work.query_heads()) ++times_attended[head];
+      }
+    }
+    ASSERT_EQ(static_cast<int64_t>(times_attended.size()), def.h);
+    for (const auto& [head, times] : times_attended) ASSERT_EQ(times, 1) << "head " << head;
+  }
+}
+
+TEST(HeadSchedule, EachRankFetchesAndReleasesAKvHeadOnce) {
+  for (const Definition& def : AllDefinitions()) {
+    SCOPED_TRACE(def.Name());
+    const auto schedule = *def.Make();
+    int64_t fetches = 0;
+    for (int64_t c = 0; c < def.c; ++c) {
+      std::multiset<int32_t> fetched, released;
+      std::set<int32_t> needed;
+      for (const auto& stage : schedule.stages()) {
+        const auto& work = stage.ranks(c);
+        fetched.insert(work.fetch().begin(), work.fetch().end());
+        released.insert(work.release().begin(), work.release().end());
+        for (int32_t head : work.query_heads()) needed.insert(head / def.group());
+      }
+      const std::multiset<int32_t> once(needed.begin(), needed.end());
+      ASSERT_EQ(fetched, once) << "rank " << c;
+      ASSERT_EQ(released, once) << "rank " << c;
+      fetches += static_cast<int64_t>(fetched.size());
+    }
+    ASSERT_EQ(fetches, def.k + def.CutsInsideGroups());
+  }
+}
+
+TEST(HeadSchedule, ResidentKvHeadsStayWithinTheBoundAndSlotsNeverCollide) {
+  for (const Definition& def : AllDefinitions()) {
+    SCOPED_TRACE(def.Name());
+    const auto schedule = *def.Make();
+    const int64_t g = def.group();
+    int64_t most = 0;
+    for (int64_t c = 0; c < def.c; ++c) {
+      std::map<int32_t, int32_t> slot_of_head;  // of the resident heads
+      for (const auto& stage : schedule.stages()) {
+        const auto& work = stage.ranks(c);
+        ASSERT_EQ(work.kv_slots_size(), work.kv_heads_size());
+        std::set<int32_t> in_use;
+        for (int i = 0; i < work.kv_heads_size(); ++i) {
+          const int32_t slot = work.kv_slots(i);
+          ASSERT_GE(slot, 0);
+          ASSERT_LT(slot, schedule.num_kv_slots());
+          ASSERT_TRUE(in_use.insert(slot).second) << "slot " << slot << " holds two heads";
+          const auto [it, fresh] = slot_of_head.insert({work.kv_heads(i), slot});
+          ASSERT_EQ(it->second, slot) << "head " << work.kv_heads(i) << " moved while resident";
+        }
+        ASSERT_EQ(slot_of_head.size(), in_use.size());
+        most = std::max(most, static_cast<int64_t>(in_use.size()));
+        for (int32_t head : work.release()) slot_of_head.erase(head);
+      }
+      ASSERT_TRUE(slot_of_head.empty()) << "rank " << c << " never releases a head";
+    }
+    ASSERT_EQ(schedule.num_kv_slots(), most);
+    ASSERT_LE(most, (def.u - 1 + g - 1) / g + 1);
+    if (def.k % def.c != 0) continue;
+    if (g % def.u == 0) {
+      ASSERT_EQ(most, 1);
+    } else if (def.u % g == 0) {
+      ASSERT_EQ(most, def.u / g);
+    }
+  }
+}
+
+TEST(HeadSchedule, ReleasesComeInStageAndRankOrderAndOnlyTheEarliestIsFirst) {
+  for (const Definition& def : AllDefinitions()) {
+    SCOPED_TRACE(def.Name());
+    const auto schedule = *def.Make();
+    std::set<int32_t> seen;
+    for (int64_t s = 0; s < def.stages(); ++s) {
+      const std::vector<Release> releases = ReleasesOf(schedule, static_cast<int>(s));
+      size_t next = 0;
+      for (int64_t c = 0; c < def.c; ++c) {
+        const auto& work = schedule.stages(s).ranks(c);
+        for (int32_t head : def.Release(s, c)) {
+          ASSERT_LT(next, releases.size());
+          const Release& release = releases[next++];
+          ASSERT_EQ(release.rank, c);
+          ASSERT_EQ(release.kv_head, head);
+          const Heads heads = ToHeads(work.kv_heads());
+          const auto index = std::find(heads.begin(), heads.end(), head) - heads.begin();
+          ASSERT_EQ(release.slot, work.kv_slots(static_cast<int>(index)));
+          ASSERT_EQ(release.first, seen.insert(head).second) << "head " << head << " stage " << s << " rank " << c;
+        }
+      }
+      ASSERT_EQ(next, releases.size());
+    }
+    ASSERT_EQ(static_cast<int64_t>(seen.size()), def.k) << "a K/V head's gradient never comes home";
+  }
+}
+
+TEST(HeadSchedule, ExtentsAreTheMaximaOverStages) {
+  for (const Definition& def : AllDefinitions()) {
+    SCOPED_TRACE(def.Name());
+    const auto schedule = *def.Make();
+    int64_t forward_staged = 0, backward_staged = 0;
+    for (int64_t s = 0; s < def.stages(); ++s) {
+      int64_t queries = 0, releases = 0;
+      std::set<int32_t> fetched;
+      for (int64_t c = 0; c < def.c; ++c) {
+        queries += static_cast<int64_t>(def.Queries(s, c).size());
+        releases += static_cast<int64_t>(def.Release(s, c).size());
+        for (int32_t head : def.Fetch(s, c)) fetched.insert(head);
+      }
+      ASSERT_EQ(FetchedHeads(schedule.stages(s)), Heads(fetched.begin(), fetched.end()));
+      forward_staged = std::max({forward_staged, queries, static_cast<int64_t>(fetched.size())});
+      backward_staged = std::max({backward_staged, forward_staged, releases});
+    }
+    for (int64_t c = 0; c < def.c; ++c) {
+      const int64_t own = static_cast<int64_t>(def.HeadsOf(c).size());
+      for (const StageExtents& extents :
+           {ForwardExtents(schedule, static_cast<int>(c)), BackwardExtents(schedule, static_cast<int>(c))}) {
+        ASSERT_EQ(extents.query_heads, std::min(own, def.u));
+        ASSERT_EQ(extents.local_heads, own);
+        ASSERT_EQ(extents.kv_slots, schedule.num_kv_slots());
+      }
+      ASSERT_EQ(ForwardExtents(schedule, static_cast<int>(c)).staged_heads, forward_staged);
+      ASSERT_EQ(BackwardExtents(schedule, static_cast<int>(c)).staged_heads, backward_staged);
+    }
+  }
+}
+
+// Calls visit(undo-able change) for every number in a message and its submessages.
+void ForEveryNumber(google::protobuf::Message& message, const std::function<void(const std::string&)>& visit) {
+  const auto* reflection = message.GetReflection();
+  const auto* descriptor = message.GetDescriptor();
+  for (int f = 0; f < descriptor->field_count(); ++f) {
+    const auto* field = descriptor->field(f);
+    using Field = google::protobuf::FieldDescriptor;
+    if (field->cpp_type() == Field::CPPTYPE_MESSAGE) {
+      for (int i = 0; i < reflection->FieldSize(message, field); ++i) {
+        ForEveryNumber(*reflection->MutableRepeatedMessage(&message, field, i), visit);
+      }
+    } else if (field->is_repeated()) {
+      for (int i = 0; i < reflection->FieldSize(message, field); ++i) {
+        const int32_t before = reflection->GetRepeatedInt32(message, field, i);
+        reflection->SetRepeatedInt32(&message, field, i, before + 1);
+        visit(field->full_name());
+        reflection->SetRepeatedInt32(&message, field, i, before);
+      }
+      reflection->AddInt32(&message, field, 0);
+      visit(absl::StrCat("one more ", field->full_name()));
+      reflection->RemoveLast(&message, field);
+    } else if (field->cpp_type() == Field::CPPTYPE_INT32) {
+      const int32_t before = reflection->GetInt32(message, field);
+      reflection->SetInt32(&message, field, before + 1);
+      visit(field->full_name());
+      reflection->SetInt32(&message, field, before);
+    } else {
+      const int64_t before = reflection->GetInt64(message, field);
+      reflection->SetInt64(&message, field, before + 1);
+      visit(field->full_name());
+      reflection->SetInt64(&message, field, before);
+    }
+  }
+}
+
+TEST(HeadScheduleHash, ChangesWithEveryNumber) {
+  auto schedule = *Definition{8, 2, 3, 2}.Make();
+  const uint64_t original = HashOf(schedule);
+  std::set<uint64_t> hashes = {original};
+  int changes = 0;
+  ForEveryNumber(schedule, [&](const std::string& what) {
+    ++changes;
+    EXPECT_NE(HashOf(schedule), original) << what;
+    hashes.insert(HashOf(schedule));
+  });
+  EXPECT_GT(changes, 50);
+  EXPECT_EQ(hashes.size(), static_cast<size_t>(changes) + 1) << "two different changes have one hash";
+  EXPECT_EQ(HashOf(schedule), original);
+}
+
+TEST(HeadScheduleHash, ANumberMovedToTheNeighbouringListChangesIt) {
+  auto schedule = *Definition{8, 2, 3, 2}.Make();
+  const uint64_t original = HashOf(schedule);
+  auto& work = *schedule.mutable_stages(0)->mutable_ranks(0);
+  ASSERT_EQ(work.fetch_size(), 1);
+  work.add_kv_heads(work.fetch(0));
+  work.clear_fetch();
+  EXPECT_NE(HashOf(schedule), original);
+}
+
+TEST(HeadScheduleHash, DiffersBetweenAllSchedules) {
+  std::map<uint64_t, std::string> seen;
+  for (const Definition& def : AllDefinitions()) {
+    const auto [it, fresh] = seen.insert({HashOf(*def.Make()), def.Name()});
+    EXPECT_TRUE(fresh || it->second == def.Name()) << it->second << " and " << def.Name();
+  }
+}
+
+// Ranks of different builds compare these; a change of the encoding must change the schedule's version on purpose.
+TEST(HeadScheduleHash, IsStable) {
+  EXPECT_EQ(HashOf(*Definition{8, 2, 4, 1}.Make()), 0u);
+  EXPECT_EQ(HashOf(*Definition{28, 4, 8, 2}.Make()), 0u);
+}
+
+TEST(HeadSchedule, RefusesWhatIsNotLegalWithTheNumbers) {
+  const auto message = [](const Definition& def) {
+    const auto schedule = def.Make();
+    EXPECT_EQ(schedule.status().code(), absl::StatusCode::kInvalidArgument) << def.Name();
+    return std::string(schedule.status().message());
+  };
+  EXPECT_THAT(message({8, 3, 2, 1}), AllOf(HasSubstr("num_kv_heads 3"), HasSubstr("num_heads 8")));
+  EXPECT_THAT(message({8, 0, 2, 1}), HasSubstr("num_kv_heads 0"));
+  EXPECT_THAT(message({2, 4, 1, 1}), AllOf(HasSubstr("num_kv_heads 4"), HasSubstr("num_heads 2")));
+  EXPECT_THAT(message({0, 0, 1, 1}), HasSubstr("num_heads 0"));
+  EXPECT_THAT(message({8, 2, 0, 1}), HasSubstr("ranks 0"));
+  EXPECT_THAT(message({8, 2, 3, 0}), AllOf(HasSubstr("0 query heads"), HasSubstr("ceil(8 heads / 3 ranks) = 3")));
+  EXPECT_THAT(message({8, 2, 3, 4}), AllOf(HasSubstr("4 query heads"), HasSubstr("1 to"), HasSubstr("= 3")));
+  EXPECT_THAT(message({8, 2, 3, -1}), HasSubstr("-1 query heads"));
+}
+
+TEST(HeadSchedule, UlyssesIsTheOneStagePoint) {
+  for (int64_t h = 1; h <= 12; ++h) {
+    for (int c = 1; c <= 10; ++c) {
+      const int64_t u = UlyssesHeadsPerRank(h, c);
+      EXPECT_EQ((Definition{h, 1, c, u}.Make()->stages_size()), 1) << h << " heads, " << c << " ranks";
+    }
+  }
+}
+
+}  // namespace
+}  // namespace upipe::parallel

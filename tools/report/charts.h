@@ -1,0 +1,82 @@
+// The report's pictures as inline SVG: pure functions from numbers to text. Colours are CSS variables of page.cc, so
+// light and dark are one document; every mark carries a <title>, which browsers show on hover.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "tools/report/scale.h"
+
+namespace upipe::report {
+
+struct Point {
+  double x = 0;
+  double y = 0;
+};
+
+// A line over the steps of a job.
+struct LineSeries {
+  std::string name;
+  std::string colour;          // a CSS variable: "--train"
+  std::vector<Point> points;   // ascending x
+  bool markers = false;        // for few, separate measurements
+};
+
+// A level to compare with: a dashed line across the chart, labelled at its right end.
+struct Level {
+  double value = 0;
+  std::string label;
+  std::string colour;
+};
+
+struct LineChart {
+  std::string title;           // read by screen readers
+  std::vector<LineSeries> series;
+  std::vector<Level> levels;
+  bool from_zero = false;
+  std::string unit;            // after values on hover
+  std::function<std::string(double)> format = PlainNumber;
+};
+std::string RenderLineChart(const LineChart& chart);
+
+// Bytes by category, stacked, over steps or over the moments of one step.
+struct Band {
+  std::string name;
+  std::string colour;
+  std::vector<double> bytes;   // one per column, all bands alike
+};
+// A stretch of columns with a name, marked below the axis: a pass of a step.
+struct Section {
+  std::string name;
+  size_t begin = 0;            // column
+  size_t end = 0;              // one past the last
+};
+struct StackChart {
+  std::string title;
+  std::vector<Band> bands;           // bottom first
+  std::vector<Section> sections;     // empty: columns are steps 1, 2, ..
+  std::vector<std::string> columns;  // what a column is, on hover
+  double planned_peak = 0;           // the line to stay under
+  std::string planned_label = "planned peak";
+  double height_bytes = 0;           // top of the axis; 0 = as high as needed
+};
+std::string RenderStackChart(const StackChart& chart);
+
+// Horizontal bars, grouped by category: one row of bars per group, one bar per series.
+struct BarSeries {
+  std::string name;
+  std::string colour;
+  std::vector<double> bytes;   // one per group
+};
+struct BarChart {
+  std::string title;
+  std::vector<std::string> groups;
+  std::vector<BarSeries> series;
+};
+std::string RenderBarChart(const BarChart& chart);
+
+// Text as HTML and SVG show it: & < > and quotes escaped.
+std::string Escape(const std::string& text);
+
+}  // namespace upipe::report

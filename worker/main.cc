@@ -1,0 +1,176 @@
+// upipe-worker: the daemon of one node. Reads flags and environment, prints the effective configuration, runs.
+#include <pthread.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <filesystem>
+#include <iostream>
+#include <string>
+#include <thread>
+
+#include <CLI/CLI.hpp>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "common/log.h"
+#include "common/machine.h"
+#include "common/status.h"
+#include "common/units.h"
+#include "worker/runtime/worker_daemon.h"
+
+namespace upipe::worker {
+namespace {
+
+std::string HostName() {
+  char name[256] = "localhost";
+  gethostname(name, sizeof name - 1);
+  return name;
+}
+
+std::string BesideThisBinary(const std::string& name) {
+  std::error_code error;
+  return (std::filesystem::read_symlink("/proc/self/exe", error).parent_path() / name).string();
+}
+
+std::string DefaultStateDir(const std::string& worker) {
+  if (const char* state = getenv("XDG_STATE_HOME"); state != nullptr) return absl::StrCat(state, "/upipe/", worker);
+  if (const char* home = getenv("HOME"); home != nullptr) return absl::StrCat(home, "/.local/state/upipe/", worker);
+  return "";
+}
+
+// What trainers inherit: everything but our own variables and the thread counts the plan pins.
+std::vector<std::string> TrainerEnvironment() {
+  std::vector<std::string> kept;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string text = *entry;
+    if (absl::StartsWith(text, "UPIPE_") || absl::StartsWith(text, "OMP_NUM_THREADS=") ||
+        absl::StartsWith(text, "OPENBLAS_NUM_THREADS=") || absl::StartsWith(text, "UCX_HANDLE_ERRORS=")) {
+      continue;
+    }
+    kept.push_back(text);
+  }
+  return kept;
+}
+
+// The best instruction set of this machine, by Highway's name.
+std::string BestIsa() {
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq")) {
+    return "AVX3";
+  }
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? "AVX2" : "SSE2";
+}
+
+struct Flags {
+  WorkerOptions options;
+  std::string memory_per_rank;
+};
+
+void Declare(CLI::App& app, Flags& flags) {
+  WorkerOptions& o = flags.options;
+  app.add_option("--coordinator", o.coordinator, "host:port of the coordinator")->required();
+  app.add_option("--name", o.name, "Unique name of this worker (default: the host name)");
+  app.add_option("--node", o.node, "Ranks with equal nodes share memory (default: the host name)");
+  app.add_option("--slots", o.num_slots, "Trainer processes at a time")->capture_default_str();
+  app.add_option("--memory-per-rank", flags.memory_per_rank,
+                 "Bytes each rank may allocate, e.g. 2GiB (default: available memory / slots)");
+  app.add_option("--state-dir", o.state_dir, "Journal, logs and step records (default: below the user's state folder)");
+  app.add_option("--trainer-binary", o.trainer_binary, "(default: upipe-trainer beside this binary)");
+  app.add_option("--metrics-listen", o.metrics_listen, "Prometheus endpoint; port 0 = any")->capture_default_str();
+  app.add_flag("--insecure-listen", o.insecure_listen, "Allow plaintext metrics on other addresses than loopback");
+  app.add_option("--backend", o.backend, "Backend of this node's ranks")->check(CLI::IsMember({"cpu"}))->capture_default_str();
+  app.add_flag("!--no-cgroup", o.allow_cgroup, "Hold trainers by subreaper although cgroup2 is writable");
+}
+
+absl::Status FillDefaults(Flags& flags) {
+  WorkerOptions& o = flags.options;
+  if (o.name.empty()) o.name = HostName();
+  if (o.node.empty()) o.node = HostName();
+  if (o.state_dir.empty()) o.state_dir = DefaultStateDir(o.name);
+  if (o.state_dir.empty()) return absl::InvalidArgumentError("no home folder known: give --state-dir");
+  o.state_dir = std::filesystem::absolute(o.state_dir).lexically_normal().string();
+  o.runtime_dir = std::filesystem::temp_directory_path().string();
+  if (const char* dir = getenv("XDG_RUNTIME_DIR"); dir != nullptr && access(dir, W_OK) == 0) o.runtime_dir = dir;
+  if (o.trainer_binary.empty()) o.trainer_binary = BesideThisBinary("upipe-trainer");
+  if (flags.memory_per_rank.empty()) {
+    UPIPE_ASSIGN_OR_RETURN(const int64_t available, AvailableMemoryBytes());
+    o.memory_per_rank_bytes = available / std::max(1, o.num_slots);
+  } else {
+    UPIPE_ASSIGN_OR_RETURN(o.memory_per_rank_bytes, ParseBytes(flags.memory_per_rank));
+  }
+  o.environment = TrainerEnvironment();
+  o.isa = BestIsa();
+  o.version = UPIPE_VERSION;
+  return absl::OkStatus();
+}
+
+// SIGTERM and SIGINT, taken by a thread of their own; blocked in every other one.
+class StopSignals {
+ public:
+  explicit StopSignals(std::function<void()> stop) {
+    thread_ = std::thread([this, stop = std::move(stop)] {
+      int signal = 0;
+      sigwait(&signals_, &signal);
+      if (!done_) stop();
+    });
+  }
+  ~StopSignals() {
+    done_ = true;
+    pthread_kill(thread_.native_handle(), SIGTERM);
+    thread_.join();
+  }
+  // Before any thread starts.
+  static void Block() {
+    const sigset_t signals = Signals();
+    pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+    signal(SIGPIPE, SIG_IGN);
+  }
+
+ private:
+  static sigset_t Signals() {
+    sigset_t signals;
+    sigemptyset(&signals);
+    sigaddset(&signals, SIGTERM);
+    sigaddset(&signals, SIGINT);
+    return signals;
+  }
+  const sigset_t signals_ = Signals();
+  std::atomic<bool> done_{false};
+  std::thread thread_;
+};
+
+int Main(int argc, char** argv) {
+  SetLogComponent("worker");
+  CLI::App app("The UPipe worker: starts and holds the trainer processes of one node.");
+  app.set_version_flag("--version", UPIPE_VERSION);
+  Flags flags;
+  Declare(app, flags);
+  CLI11_PARSE(app, argc, argv);
+  if (absl::Status status = FillDefaults(flags); !status.ok()) {
+    std::cerr << "upipe-worker: " << status.message() << "\n";
+    return 2;
+  }
+  StopSignals::Block();
+  absl::StatusOr<std::unique_ptr<WorkerDaemon>> daemon = WorkerDaemon::Create(flags.options);
+  if (!daemon.ok()) {
+    std::cerr << "upipe-worker: " << daemon.status().message() << "\n";
+    return daemon.status().code() == absl::StatusCode::kInvalidArgument ? 2 : 1;
+  }
+  std::cout << (*daemon)->Configuration() << std::endl;
+  absl::Status status;
+  {
+    const StopSignals stop([&] { (*daemon)->RequestShutdown(); });
+    status = (*daemon)->Run();
+  }
+  if (!status.ok()) {
+    std::cerr << "upipe-worker: " << status.message() << "\n";
+    return 1;
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace upipe::worker
+
+int main(int argc, char** argv) { return upipe::worker::Main(argc, argv); }
