@@ -26,7 +26,8 @@ int Report(Console& console, const absl::Status& status) {
 int Outcome(Console& console, const v1::Job& job) {
   if (job.state() == v1::JOB_STATE_SUCCEEDED) return kExitDone;
   if (job.state() == v1::JOB_STATE_CANCELLED) return kExitCancelled;
-  console.err << "job " << job.id() << " " << ShownState(job) << ":\n" << RenderCause(job.cause(), 2);
+  console.err << "job " << job.id() << " " << ShownState(job) << ":\n"
+              << RenderCause(job.cause(), 2);
   return kExitFailed;
 }
 
@@ -73,7 +74,8 @@ int Submit(Console& console, const SubmitOptions& options) {
   std::error_code error;
   const std::filesystem::path data = std::filesystem::absolute(spec->data().path(), error);
   if (!error) spec->mutable_data()->set_path(data.lexically_normal().string());
-  for (const std::string& warning : JobSpecWarnings(*spec)) console.err << "warning: " << warning << "\n";
+  for (const std::string& warning : JobSpecWarnings(*spec))
+    console.err << "warning: " << warning << "\n";
 
   v1::SubmitRequest request;
   request.set_request_id(options.request_id.empty() ? RandomNonce() : options.request_id);
@@ -85,7 +87,8 @@ int Submit(Console& console, const SubmitOptions& options) {
     console.out << RenderJson(*job);
   } else {
     console.out << job->id() << "  " << ShownState(*job) << (job->reason().empty() ? "" : "  ")
-                << Printable(job->reason()) << "\n" << std::flush;
+                << Printable(job->reason()) << "\n"
+                << std::flush;
   }
   if (options.watch && !IsTerminal(job->state())) return WatchJob(console, job->id());
   return IsTerminal(job->state()) ? Outcome(console, *job) : kExitDone;
@@ -100,7 +103,8 @@ int List(Console& console, bool json) {
     all.mutable_jobs()->MergeFrom(page->jobs());
     request.set_page_token(page->next_page_token());
   } while (!request.page_token().empty());
-  console.out << (json ? RenderJson(all) : RenderJobs({all.jobs().begin(), all.jobs().end()}, Now(console)));
+  console.out << (json ? RenderJson(all)
+                       : RenderJobs({all.jobs().begin(), all.jobs().end()}, Now(console)));
   return kExitDone;
 }
 
@@ -133,10 +137,11 @@ int Wait(Console& console, const std::string& text, absl::Duration timeout) {
   const absl::StatusOr<std::string> id = ResolveJob(console, text);
   if (!id.ok()) return Report(console, id.status());
   v1::Job job;
-  const absl::Status followed = FollowJob(console, *id, timeout, [&](const v1::WatchResponse& message) {
-    if (message.has_job()) job = message.job();
-    return true;
-  });
+  const absl::Status followed =
+      FollowJob(console, *id, timeout, [&](const v1::WatchResponse& message) {
+        if (message.has_job()) job = message.job();
+        return true;
+      });
   if (absl::IsDeadlineExceeded(followed)) {
     console.err << "upipe: " << followed.message() << "; it is " << ShownState(job) << "\n";
     return kExitTimeout;

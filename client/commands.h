@@ -1,5 +1,6 @@
-// The commands that talk to a coordinator. Each writes to the given streams and returns the exit code of the process:
-// 0 done (or the job SUCCEEDED), 1 failed (or FAILED), 2 the request is wrong, 3 CANCELLED, 4 out of time.
+// The commands that talk to a coordinator. Each writes to the given streams and returns the exit
+// code of the process: 0 done (or the job SUCCEEDED), 1 failed (or FAILED), 2 the request is wrong,
+// 3 CANCELLED, 4 out of time.
 #pragma once
 
 #include <functional>
@@ -28,19 +29,19 @@ struct Console {
   std::ostream& out;
   std::ostream& err;
   Clock& clock;
-  std::function<void(absl::Duration)> pause;         // between attempts to reach the coordinator
-  std::optional<size_t> terminal_width;              // present: `out` is a terminal that can be redrawn
+  std::function<void(absl::Duration)> pause;  // between attempts to reach the coordinator
+  std::optional<size_t> terminal_width;       // present: `out` is a terminal that can be redrawn
 };
 
 struct SubmitOptions {
   std::string path;
   std::vector<std::string> overrides;
-  std::string request_id;   // empty: a random one
+  std::string request_id;  // empty: a random one
   bool watch = false;
   bool json = false;
 };
-// Checks the file here first; retries the same request id while the coordinator is away; returns when the job is
-// planned or, with watch, ended. A job whose plan is refused is a failure.
+// Checks the file here first; retries the same request id while the coordinator is away; returns
+// when the job is planned or, with watch, ended. A job whose plan is refused is a failure.
 int Submit(Console& console, const SubmitOptions& options);
 
 int List(Console& console, bool json);
@@ -52,7 +53,7 @@ struct LogsOptions {
   std::string job;
   int rank = 0;
   bool follow = false;
-  std::optional<int64_t> tail;   // last lines only
+  std::optional<int64_t> tail;  // last lines only
 };
 int Logs(Console& console, const LogsOptions& options);
 

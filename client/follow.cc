@@ -18,12 +18,14 @@ bool IsOutage(const absl::Status& status) {
 }
 
 bool Outage::PauseBeforeRetry(const absl::Status& status) {
-  if (!said_) {
-    said_ = true;
-    began_ = console_.clock.Now();
-    console_.err << status.message() << "; trying again for " << absl::ToInt64Seconds(limit_) << " s\n" << std::flush;
+  if (retries_ == 0) began_ = console_.clock.Now();
+  if (retries_ == 1) {  // a connection the server only renews is back at once and not worth a word
+    console_.err << status.message() << "; trying again for " << absl::ToInt64Seconds(limit_)
+                 << " s\n"
+                 << std::flush;
   }
   if (console_.clock.Now() - began_ >= limit_) return false;
+  ++retries_;
   console_.pause(pause_);
   pause_ = std::min(pause_ * 2, absl::Seconds(5));
   return true;
@@ -44,13 +46,15 @@ absl::StatusOr<std::string> ResolveJob(Console& console, const std::string& text
     request.set_page_token(page.next_page_token());
   } while (!request.page_token().empty());
   if (matches.empty()) {
-    return absl::NotFoundError(absl::StrCat("no job's id is or begins with '", text, "'; `upipe list` shows all"));
+    return absl::NotFoundError(
+        absl::StrCat("no job's id is or begins with '", text, "'; `upipe list` shows all"));
   }
   if (matches.size() > 1) {
     const size_t count = matches.size();
     matches.resize(std::min<size_t>(count, 5));
-    return absl::InvalidArgumentError(absl::StrCat("'", text, "' begins the ids of ", count, " jobs: ",
-                                                   absl::StrJoin(matches, ", "), count > 5 ? ", .." : ""));
+    return absl::InvalidArgumentError(absl::StrCat("'", text, "' begins the ids of ", count,
+                                                   " jobs: ", absl::StrJoin(matches, ", "),
+                                                   count > 5 ? ", .." : ""));
   }
   return matches[0];
 }
@@ -62,18 +66,21 @@ absl::Status FollowJob(Console& console, const std::string& id, absl::Duration l
   while (true) {
     const absl::Duration left = end - console.clock.Now();
     if (left <= absl::ZeroDuration()) {
-      return absl::DeadlineExceededError(absl::StrCat("job ", id, " did not end within ", absl::FormatDuration(limit)));
+      return absl::DeadlineExceededError(
+          absl::StrCat("job ", id, " did not end within ", absl::FormatDuration(limit)));
     }
     bool done = false, heard = false;
-    const absl::Status status = console.coordinator.Watch(id, left, [&](const v1::WatchResponse& message) {
-      heard = true;
-      done = !on_message(message) || (message.has_job() && IsTerminal(message.job().state()));
-      return !done;
-    });
+    const absl::Status status =
+        console.coordinator.Watch(id, left, [&](const v1::WatchResponse& message) {
+          heard = true;
+          done = !on_message(message) || (message.has_job() && IsTerminal(message.job().state()));
+          return !done;
+        });
     if (done) return absl::OkStatus();
     if (console.clock.Now() >= end) continue;
     if (!status.ok() && !IsOutage(status)) return status;
-    const absl::Status lost = status.ok() ? absl::UnavailableError("the coordinator ended the watch") : status;
+    const absl::Status lost =
+        status.ok() ? absl::UnavailableError("the coordinator ended the watch") : status;
     if (heard) outage.emplace(console, kOutageLimit);
     if (!outage->PauseBeforeRetry(lost)) return lost;
   }

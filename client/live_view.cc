@@ -17,10 +17,12 @@ void LiveView::Show(const v1::WatchResponse& message) {
   if (message.has_job()) progress_.Take(message.job());
   if (message.has_report()) progress_.Take(message.report());
   const std::vector<std::string> events = progress_.TakeNewEvents();
-  const bool important = job().state() != before || !events.empty() || message.report().has_held_out_loss() ||
-                         (message.has_report() && message.report().step() == message.report().total_steps());
+  const bool important =
+      job().state() != before || !events.empty() || message.report().has_held_out_loss() ||
+      (message.has_report() && message.report().step() == message.report().total_steps());
   const BootTime now = console_.clock.Now();
-  const absl::Duration interval = console_.terminal_width.has_value() ? kRedrawInterval : kLineInterval;
+  const absl::Duration interval =
+      console_.terminal_width.has_value() ? kRedrawInterval : kLineInterval;
   if (!important && now - last_shown_ < interval) return;
   last_shown_ = now;
   if (console_.terminal_width.has_value()) {
@@ -66,7 +68,8 @@ void LiveView::Finish() {
   console_.out << job().id() << " " << ShownState(job());
   if (job().started_unix_millis() != 0) {
     console_.out << " after "
-                 << FormatTimeSpan(absl::Milliseconds(job().ended_unix_millis() - job().started_unix_millis()));
+                 << FormatTimeSpan(absl::Milliseconds(job().ended_unix_millis() -
+                                                      job().started_unix_millis()));
   }
   console_.out << "\n" << std::flush;
 }

@@ -1,5 +1,5 @@
-// Shows a watched job as it goes: a block redrawn in place on a terminal, otherwise one line per report, at most one a
-// second.
+// Shows a watched job as it goes: a block redrawn in place on a terminal, otherwise one line per
+// report, at most one a second.
 #pragma once
 
 #include <cstddef>
@@ -29,8 +29,8 @@ class LiveView {
   Console& console_;
   Progress progress_;
   BootTime last_shown_{-absl::InfiniteDuration()};
-  size_t block_lines_ = 0;      // on the screen
-  std::string last_line_;       // printed
+  size_t block_lines_ = 0;  // on the screen
+  std::string last_line_;   // printed
 };
 
 }  // namespace upipe::client

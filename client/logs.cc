@@ -32,7 +32,8 @@ absl::string_view LastLines(absl::string_view text, int64_t lines) {
 // Reads one rank's log, remembering how far it got, so that a lost connection costs nothing.
 class LogReader {
  public:
-  LogReader(Console& console, v1::LogsRequest request) : console_(console), request_(std::move(request)) {}
+  LogReader(Console& console, v1::LogsRequest request)
+      : console_(console), request_(std::move(request)) {}
 
   // Prints all there is from the offset on; with follow, until the rank is gone.
   absl::Status Print(bool follow) {
@@ -57,13 +58,17 @@ class LogReader {
     std::optional<Outage> outage(std::in_place, console_, kFirstContactLimit);
     while (true) {
       bool heard = false;
-      const absl::Status status = console_.coordinator.Logs(request_, [&](const v1::LogsResponse& message) {
-        heard = true;
-        if (!message.gap().empty()) console_.err << "[" << message.gap() << "]\n";
-        on_data(message.data());
-        request_.set_offset(message.offset() + static_cast<int64_t>(message.data().size()));
-        return true;
-      });
+      const absl::Status status =
+          console_.coordinator.Logs(request_, [&](const v1::LogsResponse& message) {
+            heard = true;
+            if (!message.gap().empty()) console_.err << "[" << message.gap() << "]\n";
+            on_data(message.data());
+            if (!message.data()
+                     .empty()) {  // an empty one only says that the rank's worker is there
+              request_.set_offset(message.offset() + static_cast<int64_t>(message.data().size()));
+            }
+            return true;
+          });
       if (!IsOutage(status)) return status;
       if (heard) outage.emplace(console_, kOutageLimit);
       if (!outage->PauseBeforeRetry(status)) return status;
@@ -89,7 +94,8 @@ int Logs(Console& console, const LogsOptions& options) {
   LogReader reader(console, request);
   absl::Status status;
   if (options.tail.has_value()) status = reader.PrintTail(*options.tail);
-  if (status.ok() && (options.follow || !options.tail.has_value())) status = reader.Print(options.follow);
+  if (status.ok() && (options.follow || !options.tail.has_value()))
+    status = reader.Print(options.follow);
   return status.ok() ? kExitDone : fail(status);
 }
 

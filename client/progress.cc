@@ -38,7 +38,8 @@ void Progress::Take(const v1::Job& job) {
 void Progress::Take(const v1::StepReport& report) {
   if (report_.has_value() && report.step() <= report_->step()) return;  // an older one, overtaken
   if (report.step_seconds() > 0) {
-    seconds_per_step_ += (report.step_seconds() - seconds_per_step_) / (seconds_per_step_ == 0 ? 1 : kMeanSteps);
+    seconds_per_step_ +=
+        (report.step_seconds() - seconds_per_step_) / (seconds_per_step_ == 0 ? 1 : kMeanSteps);
   }
   if (report.has_held_out_loss()) {
     held_out_loss_ = report.held_out_loss();
@@ -52,24 +53,28 @@ std::vector<std::string> Progress::TakeNewEvents() {
   for (; events_seen_ < job_.events_size(); ++events_seen_) {
     const v1::JobEvent& event = job_.events(events_seen_);
     const absl::Time time = absl::FromUnixMillis(event.unix_millis());
-    events.push_back(Printable(absl::StrCat(absl::FormatTime("%H:%M:%S", time, absl::LocalTimeZone()), "  ",
-                                            event.kind(), event.message().empty() ? "" : "  ", event.message())));
+    events.push_back(Printable(
+        absl::StrCat(absl::FormatTime("%H:%M:%S", time, absl::LocalTimeZone()), "  ", event.kind(),
+                     event.message().empty() ? "" : "  ", event.message())));
   }
   return events;
 }
 
 absl::Duration Progress::TimeLeft() const {
   if (!report_.has_value() || seconds_per_step_ == 0) return absl::InfiniteDuration();
-  return absl::Seconds(seconds_per_step_ * static_cast<double>(report_->total_steps() - report_->step()));
+  return absl::Seconds(seconds_per_step_ *
+                       static_cast<double>(report_->total_steps() - report_->step()));
 }
 
 std::string Progress::Line() const {
   if (!report_.has_value()) return "";
   const v1::StepReport& report = *report_;
-  std::string line = absl::StrFormat("step %d/%d  loss %.4f", report.step(), report.total_steps(), report.loss());
+  std::string line =
+      absl::StrFormat("step %d/%d  loss %.4f", report.step(), report.total_steps(), report.loss());
   if (held_out_loss_.has_value()) absl::StrAppendFormat(&line, "  held-out %.4f", *held_out_loss_);
-  absl::StrAppend(&line, "  ", FormatCount(std::llround(report.tokens_per_second())), " tokens/s  left ",
-                  FormatTimeSpan(TimeLeft()), "  memory ", FormatBytes(report.memory().current_bytes()), " (peak ",
+  absl::StrAppend(&line, "  ", FormatCount(std::llround(report.tokens_per_second())),
+                  " tokens/s  left ", FormatTimeSpan(TimeLeft()), "  memory ",
+                  FormatBytes(report.memory().current_bytes()), " (peak ",
                   FormatBytes(report.memory().peak_bytes()), ")");
   if (report.skipped()) absl::StrAppend(&line, "  update skipped");
   return line;
@@ -80,7 +85,8 @@ std::string Progress::Heading(size_t width) const {
   if (!report_.has_value()) return heading;
   const double done = Fraction(report_->step(), report_->total_steps());
   absl::StrAppend(&heading, "  step ", report_->step(), "/", report_->total_steps(), "  ");
-  const size_t bar_width = heading.size() + 8 < width ? std::min<size_t>(40, width - heading.size() - 8) : 0;
+  const size_t bar_width =
+      heading.size() + 8 < width ? std::min<size_t>(40, width - heading.size() - 8) : 0;
   if (bar_width >= 5) absl::StrAppend(&heading, "[", Bar(done, bar_width), "] ");
   absl::StrAppendFormat(&heading, "%.0f %%", std::floor(done * 100));
   return heading;
@@ -92,8 +98,8 @@ int64_t Progress::PlannedPeak() const {
 
 void Progress::AppendMemory(size_t width, std::vector<std::string>& lines) const {
   const v1::MemoryUsage& memory = report_->memory();
-  std::string heading = absl::StrCat("  memory of rank 0: ", FormatBytes(memory.current_bytes()), " now, peak ",
-                                     FormatBytes(memory.peak_bytes()));
+  std::string heading = absl::StrCat("  memory of rank 0: ", FormatBytes(memory.current_bytes()),
+                                     " now, peak ", FormatBytes(memory.peak_bytes()));
   if (PlannedPeak() > 0) absl::StrAppend(&heading, ", planned ", FormatBytes(PlannedPeak()));
   lines.push_back(heading);
   int64_t largest = 1;
@@ -114,12 +120,14 @@ std::vector<std::string> Progress::Block(size_t width) const {
     if (held_out_loss_.has_value()) {
       absl::StrAppendFormat(&loss, "   held-out %.4f (step %d)", *held_out_loss_, held_out_step_);
     }
-    absl::StrAppendFormat(&loss, "   gradient norm %.3g   rate %.2e", report_->grad_norm(), report_->learning_rate());
+    absl::StrAppendFormat(&loss, "   gradient norm %.3g   rate %.2e", report_->grad_norm(),
+                          report_->learning_rate());
     lines.push_back(loss);
-    lines.push_back(absl::StrCat("  ", FormatCount(std::llround(report_->tokens_per_second())), " tokens/s   ",
-                                 FormatTimeSpan(absl::Seconds(report_->step_seconds())), " a step, ",
-                                 FormatTimeSpan(absl::Seconds(report_->comm_seconds())), " of it exchanging   left ",
-                                 FormatTimeSpan(TimeLeft())));
+    lines.push_back(
+        absl::StrCat("  ", FormatCount(std::llround(report_->tokens_per_second())), " tokens/s   ",
+                     FormatTimeSpan(absl::Seconds(report_->step_seconds())), " a step, ",
+                     FormatTimeSpan(absl::Seconds(report_->comm_seconds())),
+                     " of it exchanging   left ", FormatTimeSpan(TimeLeft())));
     AppendMemory(width, lines);
   } else if (!job_.reason().empty()) {
     lines.push_back(absl::StrCat("  ", Printable(job_.reason())));

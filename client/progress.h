@@ -1,4 +1,5 @@
-// How a running job looks while it is watched: from the job and its step reports to lines of text. Pure.
+// How a running job looks while it is watched: from the job and its step reports to lines of text.
+// Pure.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +23,8 @@ class Progress {
   // One line: "step 12/60  loss 3.2145  held-out 3.3012 ..". Empty before the first report.
   std::string Line() const;
 
-  // A block for a terminal `width` columns wide, no line longer: heading with a bar, loss, speed, memory by category.
+  // A block for a terminal `width` columns wide, no line longer: heading with a bar, loss, speed,
+  // memory by category.
   std::vector<std::string> Block(size_t width) const;
 
   // What is left at the recent pace; infinite before the first report.

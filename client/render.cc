@@ -6,6 +6,7 @@
 #include <csignal>
 #include <cstring>
 #include <map>
+#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -45,13 +46,15 @@ std::string NameOf(v1::SlotState state) {
 
 std::string TimeText(int64_t unix_millis) {
   if (unix_millis == 0) return "-";
-  return absl::FormatTime("%Y-%m-%d %H:%M:%S", absl::FromUnixMillis(unix_millis), absl::LocalTimeZone());
+  return absl::FormatTime("%Y-%m-%d %H:%M:%S", absl::FromUnixMillis(unix_millis),
+                          absl::LocalTimeZone());
 }
 
 // From start to end, or to `now` while it runs.
 std::string RunTime(const v1::Job& job, absl::Time now) {
   if (job.started_unix_millis() == 0) return "-";
-  const absl::Time end = job.ended_unix_millis() == 0 ? now : absl::FromUnixMillis(job.ended_unix_millis());
+  const absl::Time end =
+      job.ended_unix_millis() == 0 ? now : absl::FromUnixMillis(job.ended_unix_millis());
   return FormatTimeSpan(end - absl::FromUnixMillis(job.started_unix_millis()));
 }
 
@@ -60,7 +63,8 @@ template <typename Ended>
 std::string ExitText(const Ended& ended) {
   if (ended.has_signal()) {
     const char* name = sigabbrev_np(ended.signal());
-    return absl::StrCat("signal ", ended.signal(), name == nullptr ? "" : absl::StrCat(" (SIG", name, ")"));
+    return absl::StrCat("signal ", ended.signal(),
+                        name == nullptr ? "" : absl::StrCat(" (SIG", name, ")"));
   }
   return ended.has_exit_code() ? absl::StrCat("exit code ", ended.exit_code()) : "-";
 }
@@ -74,8 +78,10 @@ std::string LossText(double loss) { return absl::StrFormat("%.4f", loss); }
 void AppendProgress(const v1::Job& job, std::string& out) {
   if (!job.has_last_report()) return;
   const v1::StepReport& report = job.last_report();
-  absl::StrAppend(&out, "Progress: step ", StepText(report), ", loss ", LossText(report.loss()), " nats");
-  if (report.has_held_out_loss()) absl::StrAppend(&out, ", held-out ", LossText(report.held_out_loss()));
+  absl::StrAppend(&out, "Progress: step ", StepText(report), ", loss ", LossText(report.loss()),
+                  " nats");
+  if (report.has_held_out_loss())
+    absl::StrAppend(&out, ", held-out ", LossText(report.held_out_loss()));
   absl::StrAppend(&out, ", gradient norm ", absl::SixDigits(report.grad_norm()), ", ",
                   FormatCount(static_cast<int64_t>(report.tokens_per_second())), " tokens/s");
   if (report.skipped_steps_total() > 0) {
@@ -96,20 +102,23 @@ void AppendRanks(const v1::Job& job, std::string& out) {
   Rows rows = {{"RANK", "NODE", "SLOT", "STATE", "EXIT", "STEP", "PLANNED PEAK", "MEASURED PEAK"}};
   for (const v1::RankStatus& rank : job.ranks()) {
     const v1::RankPlan* plan = PlanOfRank(job, rank.rank());
-    rows.push_back({absl::StrCat(rank.rank()), rank.node(), absl::StrCat(rank.slot()), NameOf(rank.state()),
-                    ExitText(rank), StepText(rank.last_report()),
+    rows.push_back({absl::StrCat(rank.rank()), rank.node(), absl::StrCat(rank.slot()),
+                    NameOf(rank.state()), ExitText(rank), StepText(rank.last_report()),
                     plan == nullptr ? "-" : FormatBytes(plan->memory().peak_bytes()),
-                    rank.last_report().has_memory() ? FormatBytes(rank.last_report().memory().peak_bytes()) : "-"});
+                    rank.last_report().has_memory()
+                        ? FormatBytes(rank.last_report().memory().peak_bytes())
+                        : "-"});
   }
   absl::StrAppend(&out, "\nRanks\n", RenderTable(rows));
 }
 
 void AppendPlan(const v1::RunPlan& plan, std::string& out) {
-  absl::StrAppend(&out, "\nPlan\n  ", ParallelSummary(plan.spec()), ", ", plan.schedule().stages_size(),
-                  " stages of ", plan.schedule().heads_per_rank(), " heads per rank\n  ",
-                  FormatCount(plan.num_parameters()), " parameters, ", FormatTokenCount(plan.padded_context()),
-                  " tokens per step, ", FormatCount(plan.tokens_per_rank()), " per rank, ",
-                  absl::StrFormat("%.3g", plan.model_flops()), " FLOPs per step\n");
+  absl::StrAppend(
+      &out, "\nPlan\n  ", ParallelSummary(plan.spec()), "; stages: ", plan.schedule().stages_size(),
+      ", heads per rank and stage: ", plan.schedule().heads_per_rank(), "\n  ",
+      FormatCount(plan.num_parameters()), " parameters, ", FormatTokenCount(plan.padded_context()),
+      " tokens per step, ", FormatCount(plan.tokens_per_rank()), " per rank, ",
+      absl::StrFormat("%.3g", plan.model_flops()), " FLOPs per step\n");
   if (!plan.attention_kernel().empty()) {
     absl::StrAppend(&out, "  attention kernel: ", plan.attention_kernel(), "\n");
   }
@@ -118,12 +127,19 @@ void AppendPlan(const v1::RunPlan& plan, std::string& out) {
 
 // The largest over the ranks, by tag and in total.
 struct PeakBytes {
-  std::map<std::string, int64_t> tags;
+  std::vector<std::pair<std::string, int64_t>> tags;  // in the order they come
   int64_t live = 0, attention = 0, arena = 0;
+
+  int64_t& Of(const std::string& tag) {
+    for (auto& [name, bytes] : tags) {
+      if (name == tag) return bytes;
+    }
+    return tags.emplace_back(tag, 0).second;
+  }
 
   void Take(const v1::MemoryUsage& usage) {
     for (const v1::TagBytes& tag : usage.tags()) {
-      int64_t& peak = tags[tag.tag()];
+      int64_t& peak = Of(tag.tag());
       peak = std::max(peak, tag.peak_bytes());
     }
     live = std::max(live, usage.peak_bytes());
@@ -140,14 +156,17 @@ void AppendMemory(const v1::Job& job, std::string& out) {
     any_measured |= rank.last_report().has_memory();
     measured.Take(rank.last_report().memory());
   }
-  const auto row = [&](const std::string& name, int64_t plan, int64_t real) -> std::vector<std::string> {
+  const auto row = [&](const std::string& name, int64_t plan,
+                       int64_t real) -> std::vector<std::string> {
     return {name, FormatBytes(plan), any_measured ? FormatBytes(real) : "-",
-            !any_measured ? "" : plan == real ? "equal" : absl::StrCat(FormatCount(real - plan), " B off")};
+            !any_measured  ? ""
+            : plan == real ? "equal"
+                           : absl::StrCat(FormatCount(real - plan), " B off")};
   };
   Rows rows = {{"MEMORY PER RANK (largest)", "PLANNED PEAK", "MEASURED PEAK", ""}};
-  for (const auto& [tag, bytes] : measured.tags) planned.tags.emplace(tag, 0);
+  for (const auto& [tag, bytes] : measured.tags) planned.Of(tag);
   for (const auto& [tag, bytes] : planned.tags) {
-    const int64_t real = measured.tags.contains(tag) ? measured.tags.at(tag) : 0;
+    const int64_t real = measured.Of(tag);
     if (bytes != 0 || real != 0) rows.push_back(row(tag, bytes, real));
   }
   rows.push_back(row("intermediate attention, together", planned.attention, measured.attention));
@@ -160,7 +179,8 @@ void AppendEvents(const v1::Job& job, std::string& out) {
   if (job.events_size() == 0) return;
   Rows rows = {{"TIME", "GENERATION", "EVENT", "MESSAGE"}};
   for (const v1::JobEvent& event : job.events()) {
-    rows.push_back({TimeText(event.unix_millis()), absl::StrCat(event.generation()), event.kind(), event.message()});
+    rows.push_back({TimeText(event.unix_millis()), absl::StrCat(event.generation()), event.kind(),
+                    event.message()});
   }
   absl::StrAppend(&out, "\nEvents\n", RenderTable(rows));
 }
@@ -180,7 +200,8 @@ std::string SlotsSummary(const v1::Node& node) {
   std::map<std::string, int> counts;
   for (const v1::Slot& slot : node.slots()) ++counts[NameOf(slot.state())];
   std::string text;
-  for (const auto& [state, count] : counts) absl::StrAppend(&text, text.empty() ? "" : ", ", count, " ", state);
+  for (const auto& [state, count] : counts)
+    absl::StrAppend(&text, text.empty() ? "" : ", ", count, " ", state);
   return text.empty() ? "none" : text;
 }
 
@@ -192,12 +213,13 @@ std::string ShownState(const v1::Job& job) {
 }
 
 bool IsTerminal(v1::JobState state) {
-  return state == v1::JOB_STATE_SUCCEEDED || state == v1::JOB_STATE_FAILED || state == v1::JOB_STATE_CANCELLED;
+  return state == v1::JOB_STATE_SUCCEEDED || state == v1::JOB_STATE_FAILED ||
+         state == v1::JOB_STATE_CANCELLED;
 }
 
 std::string ParallelSummary(const v1::JobSpec& spec) {
-  std::string text = absl::StrCat(spec.model().num_heads(), " heads on ", spec.parallel().ranks(), " ranks, ",
-                                  MethodName(spec.parallel().method()));
+  std::string text = absl::StrCat(spec.model().num_heads(), " heads on ", spec.parallel().ranks(),
+                                  " ranks, ", MethodName(spec.parallel().method()));
   if (spec.parallel().has_heads_per_stage()) {
     absl::StrAppend(&text, ", U = ", spec.parallel().heads_per_stage());
   }
@@ -241,7 +263,8 @@ std::string RenderJobs(const std::vector<v1::Job>& jobs, absl::Time now) {
   for (const v1::Job& job : jobs) {
     const std::string& why = job.has_cause() ? job.cause().message() : job.reason();
     rows.push_back({job.id(), ShownState(job), absl::StrCat(job.spec().parallel().ranks()),
-                    StepText(job.last_report()), job.has_last_report() ? LossText(job.last_report().loss()) : "-",
+                    StepText(job.last_report()),
+                    job.has_last_report() ? LossText(job.last_report().loss()) : "-",
                     TimeText(job.submitted_unix_millis()), RunTime(job, now), why});
   }
   return RenderTable(rows);
@@ -251,21 +274,25 @@ std::string RenderCause(const v1::Cause& cause, int indent) {
   std::string text;
   absl::StrAppend(&text, cause.message().empty() ? NameOf(cause.kind()) : cause.message(), "\n");
   if (cause.has_rank()) {
-    absl::StrAppend(&text, "first failing rank: ", cause.rank(), cause.node().empty() ? "" : " on ", cause.node(),
-                    ", ", ExitText(cause), "\n");
+    absl::StrAppend(&text, "first failing rank: ", cause.rank(), cause.node().empty() ? "" : " on ",
+                    cause.node(), ", ", ExitText(cause), "\n");
   }
-  if (cause.kind() != v1::CAUSE_KIND_UNSPECIFIED) absl::StrAppend(&text, "kind: ", NameOf(cause.kind()), "\n");
+  if (cause.kind() != v1::CAUSE_KIND_UNSPECIFIED)
+    absl::StrAppend(&text, "kind: ", NameOf(cause.kind()), "\n");
   if (!cause.evidence().empty()) absl::StrAppend(&text, "evidence: ", cause.evidence(), "\n");
   if (cause.log_tail_size() > 0) absl::StrAppend(&text, "last log lines:\n");
-  for (const std::string& line : cause.log_tail()) absl::StrAppend(&text, "  ", Printable(line), "\n");
+  for (const std::string& line : cause.log_tail())
+    absl::StrAppend(&text, "  ", Printable(line), "\n");
   return Indented(text, indent);
 }
 
 std::string RenderJob(const v1::Job& job, absl::Time now) {
-  std::string out = absl::StrCat("Job ", job.id(), ": ", ShownState(job), "\n", "Submitted: ",
-                                 TimeText(job.submitted_unix_millis()), "  started: ",
-                                 TimeText(job.started_unix_millis()), "  ended: ", TimeText(job.ended_unix_millis()),
-                                 "  ran for: ", RunTime(job, now), "  generation: ", job.generation(), "\n");
+  std::string out =
+      absl::StrCat("Job ", job.id(), ": ", ShownState(job), "\n",
+                   "Submitted: ", TimeText(job.submitted_unix_millis()),
+                   "  started: ", TimeText(job.started_unix_millis()),
+                   "  ended: ", TimeText(job.ended_unix_millis()), "  ran for: ", RunTime(job, now),
+                   "  generation: ", job.generation(), "\n");
   if (!job.reason().empty()) absl::StrAppend(&out, "Waits: ", job.reason(), "\n");
   if (job.has_cause()) absl::StrAppend(&out, "Cause:\n", RenderCause(job.cause(), 2));
   AppendProgress(job, out);
@@ -281,25 +308,30 @@ std::string RenderJob(const v1::Job& job, absl::Time now) {
 
 std::string RenderNodes(const v1::ListNodesResponse& nodes) {
   if (nodes.nodes_size() == 0) return "No worker has said hello yet.\n";
-  Rows rows = {{"WORKER", "NODE", "STATE", "SLOTS", "MEMORY/RANK", "CONTAINMENT", "ISA", "BACKEND", "METRICS", "SILENT",
-                "VERSION"}};
+  Rows rows = {{"WORKER", "NODE", "STATE", "SLOTS", "MEMORY/RANK", "CONTAINMENT", "ISA", "BACKEND",
+                "METRICS", "SILENT", "VERSION"}};
   Rows busy = {{"WORKER", "SLOT", "STATE", "JOB", "GENERATION", "RANK"}};
   std::string insecure;
   for (const v1::Node& node : nodes.nodes()) {
     rows.push_back({node.worker(), node.node_id(), NameOf(node.state()), SlotsSummary(node),
-                    FormatBytes(node.memory_per_rank_bytes()), node.containment(), node.isa(), node.backend(),
-                    node.metrics_address(), FormatTimeSpan(absl::Seconds(node.silent_seconds())), node.version()});
+                    FormatBytes(node.memory_per_rank_bytes()), node.containment(), node.isa(),
+                    node.backend(), node.metrics_address(),
+                    FormatTimeSpan(absl::Seconds(node.silent_seconds())), node.version()});
     for (const v1::Slot& slot : node.slots()) {
       if (slot.job_id().empty()) continue;
-      busy.push_back({node.worker(), absl::StrCat(slot.index()), NameOf(slot.state()), slot.job_id(),
-                      absl::StrCat(slot.generation()), absl::StrCat(slot.rank())});
+      busy.push_back({node.worker(), absl::StrCat(slot.index()), NameOf(slot.state()),
+                      slot.job_id(), absl::StrCat(slot.generation()), absl::StrCat(slot.rank())});
     }
-    if (node.insecure_listen()) absl::StrAppend(&insecure, "Warning: worker ", node.worker(), " listens without encryption beyond loopback.\n");
+    if (node.insecure_listen())
+      absl::StrAppend(&insecure, "Warning: worker ", node.worker(),
+                      " listens without encryption beyond loopback.\n");
   }
   if (nodes.coordinator_insecure_listen()) {
-    absl::StrAppend(&insecure, "Warning: the coordinator listens without encryption beyond loopback.\n");
+    absl::StrAppend(&insecure,
+                    "Warning: the coordinator listens without encryption beyond loopback.\n");
   }
-  return absl::StrCat(RenderTable(rows), busy.size() > 1 ? absl::StrCat("\n", RenderTable(busy)) : "",
+  return absl::StrCat(RenderTable(rows),
+                      busy.size() > 1 ? absl::StrCat("\n", RenderTable(busy)) : "",
                       insecure.empty() ? "" : "\n", insecure);
 }
 

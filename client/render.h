@@ -16,22 +16,25 @@ namespace upipe::client {
 // `text` on one line: control characters, terminal escapes among them, become spaces.
 std::string Printable(absl::string_view text);
 
-// Columns two spaces apart, as wide as their widest cell; no trailing spaces. The first row is the heading.
+// Columns two spaces apart, as wide as their widest cell; no trailing spaces. The first row is the
+// heading.
 std::string RenderTable(const std::vector<std::vector<std::string>>& rows);
 
 // One row per job, in the order given. `now` dates what is still running.
 std::string RenderJobs(const std::vector<v1::Job>& jobs, absl::Time now);
 
-// Everything about one job: state, cause, progress, ranks, plan, memory planned beside measured, events, spec.
+// Everything about one job: state, cause, progress, ranks, plan, memory planned beside measured,
+// events, spec.
 std::string RenderJob(const v1::Job& job, absl::Time now);
 
-// Why a job failed or is failing: the sentence, then rank, node, exit, evidence, last log lines. Each line is
-// indented by `indent` spaces. Empty without a cause.
+// Why a job failed or is failing: the sentence, then rank, node, exit, evidence, last log lines.
+// Each line is indented by `indent` spaces. Empty without a cause.
 std::string RenderCause(const v1::Cause& cause, int indent);
 
 std::string RenderNodes(const v1::ListNodesResponse& nodes);
 
-// Protobuf JSON with the names of the proto files; unset numbers and words are printed, so fields are always there.
+// Protobuf JSON with the names of the proto files; unset numbers and words are printed, so fields
+// are always there.
 std::string RenderJson(const google::protobuf::Message& message);
 
 // "CANCELLING": what the coordinator shows, else the state's own name.

@@ -1,5 +1,5 @@
-// A first-in first-out queue between threads with a fixed capacity: what a slow reader makes a fast writer feel. The
-// only way bytes pass from RPC reactors to the deciding thread.
+// A first-in first-out queue between threads with a fixed capacity: what a slow reader makes a fast
+// writer feel. The only way bytes pass from RPC reactors to the deciding thread.
 #pragma once
 
 #include <algorithm>

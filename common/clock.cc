@@ -21,7 +21,8 @@ class MachineClock : public Clock {
 }  // namespace
 
 Clock& SystemClock() {
-  static MachineClock* clock = new MachineClock;  // never destroyed: detached threads may still read it
+  static MachineClock* clock =
+      new MachineClock;  // never destroyed: detached threads may still read it
   return *clock;
 }
 

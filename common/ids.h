@@ -1,5 +1,5 @@
-// Identifiers nobody can guess or collide with: attempt nonces, request ids, job ids. From the kernel's random source,
-// never from a seed: training randomness lives in the engine.
+// Identifiers nobody can guess or collide with: attempt nonces, request ids, job ids. From the
+// kernel's random source, never from a seed: training randomness lives in the engine.
 #pragma once
 
 #include <string>
@@ -11,7 +11,8 @@ namespace upipe {
 // 128 random bits as 32 lower-case hex digits. Thread-safe.
 std::string RandomNonce();
 
-// "<name>-<6 characters of a-z, 2-7>", e.g. "demo-x3kqab"; 30 random bits, so the caller checks that it is unused.
+// "<name>-<6 characters of a-z, 2-7>", e.g. "demo-x3kqab"; 30 random bits, so the caller checks
+// that it is unused.
 std::string NewJobId(absl::string_view name);
 
 }  // namespace upipe

@@ -21,10 +21,14 @@ std::string& Component() {
 
 const char* NameOf(LogLevel level) {
   switch (level) {
-    case LogLevel::kDebug: return "DEBUG";
-    case LogLevel::kInfo: return "INFO";
-    case LogLevel::kWarning: return "WARNING";
-    case LogLevel::kError: return "ERROR";
+    case LogLevel::kDebug:
+      return "DEBUG";
+    case LogLevel::kInfo:
+      return "INFO";
+    case LogLevel::kWarning:
+      return "WARNING";
+    case LogLevel::kError:
+      return "ERROR";
   }
   return "?";
 }
@@ -51,8 +55,9 @@ bool IsLogged(LogLevel level) { return level >= min_level.load(std::memory_order
 
 std::string FormatLogLine(absl::Time time, LogLevel level, absl::string_view component,
                           absl::string_view message) {
-  std::string line = absl::StrCat(absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", time, absl::UTCTimeZone()),
-                                  " ", NameOf(level), " ", component, ": ");
+  std::string line =
+      absl::StrCat(absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", time, absl::UTCTimeZone()), " ",
+                   NameOf(level), " ", component, ": ");
   AppendEscaped(message, line);
   line += '\n';
   return line;

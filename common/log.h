@@ -1,5 +1,5 @@
-// Structured log lines on standard error: time, level, component, message, one line each. Thread-safe; a line is one
-// write(2), so lines of several processes sharing a file do not mix.
+// Structured log lines on standard error: time, level, component, message, one line each.
+// Thread-safe; a line is one write(2), so lines of several processes sharing a file do not mix.
 //   UPIPE_LOG(INFO) << "job " << id << " is running";
 #pragma once
 
@@ -21,8 +21,8 @@ void SetLogComponent(absl::string_view component);
 void SetLogLevel(LogLevel level);
 bool IsLogged(LogLevel level);
 
-// "2026-01-31T08:15:30.125Z WARNING coordinator: message\n". Control characters of `message` are escaped, so the
-// result is always exactly one line.
+// "2026-01-31T08:15:30.125Z WARNING coordinator: message\n". Control characters of `message` are
+// escaped, so the result is always exactly one line.
 std::string FormatLogLine(absl::Time time, LogLevel level, absl::string_view component,
                           absl::string_view message);
 
@@ -46,7 +46,7 @@ class LogLine {
 #define UPIPE_LOG_LEVEL_INFO ::upipe::LogLevel::kInfo
 #define UPIPE_LOG_LEVEL_WARNING ::upipe::LogLevel::kWarning
 #define UPIPE_LOG_LEVEL_ERROR ::upipe::LogLevel::kError
-#define UPIPE_LOG(level)                                  \
-  if (!::upipe::IsLogged(UPIPE_LOG_LEVEL_##level)) {      \
-  } else                                                  \
+#define UPIPE_LOG(level)                             \
+  if (!::upipe::IsLogged(UPIPE_LOG_LEVEL_##level)) { \
+  } else                                             \
     ::upipe::LogLine(UPIPE_LOG_LEVEL_##level).stream()

@@ -31,11 +31,12 @@ const char* NameOf(StepPass pass) {
 }
 
 std::string DescribePosition(const PositionPage& page) {
-  std::string text =
-      absl::StrCat("step ", page.step.load(), ", ", NameOf(static_cast<StepPass>(page.pass.load())));
+  std::string text = absl::StrCat("step ", page.step.load(), ", ",
+                                  NameOf(static_cast<StepPass>(page.pass.load())));
   if (page.layer.load() >= 0) absl::StrAppend(&text, ", layer ", page.layer.load());
   if (page.stage.load() >= 0) absl::StrAppend(&text, ", stage ", page.stage.load());
-  absl::StrAppend(&text, page.in_collective.load() != 0 ? ", inside collective " : ", after collective ",
+  absl::StrAppend(&text,
+                  page.in_collective.load() != 0 ? ", inside collective " : ", after collective ",
                   page.collective.load());
   return text;
 }

@@ -27,8 +27,8 @@ NumberAndUnit Split(absl::string_view text) {
   return {text.substr(0, end), absl::StripLeadingAsciiWhitespace(text.substr(end))};
 }
 
-// `number` * `scale` as a whole number: exact for digits alone, through double for a fraction. Sets `is_whole`.
-// False when it is no number or above 2^62.
+// `number` * `scale` as a whole number: exact for digits alone, through double for a fraction. Sets
+// `is_whole`. False when it is no number or above 2^62.
 bool Scale(absl::string_view number, int64_t scale, int64_t& result, bool& is_whole) {
   constexpr int64_t kMax = int64_t{1} << 62;
   int64_t digits = 0;
@@ -39,7 +39,8 @@ bool Scale(absl::string_view number, int64_t scale, int64_t& result, bool& is_wh
     return true;
   }
   double value = 0;
-  if (number.empty() || number.find('.') == absl::string_view::npos || !absl::SimpleAtod(number, &value)) {
+  if (number.empty() || number.find('.') == absl::string_view::npos ||
+      !absl::SimpleAtod(number, &value)) {
     return false;
   }
   value *= static_cast<double>(scale);
@@ -72,7 +73,8 @@ absl::StatusOr<int64_t> ParseBytes(absl::string_view text) {
   bool is_whole = false;
   if (scale == 0 || !Scale(parts.number, scale, bytes, is_whole) || (scale == 1 && !is_whole)) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "'", text, "' is not a number of bytes: write digits and B, KiB, MiB, GiB or TiB, e.g. 80GiB"));
+        "'", text,
+        "' is not a number of bytes: write digits and B, KiB, MiB, GiB or TiB, e.g. 80GiB"));
   }
   return bytes;
 }
@@ -94,7 +96,8 @@ absl::StatusOr<int64_t> ParseTokenCount(absl::string_view text) {
   bool is_whole = false;
   if (scale == 0 || !Scale(parts.number, scale, tokens, is_whole) || !is_whole) {
     return absl::InvalidArgumentError(
-        absl::StrCat("'", text, "' is not a whole number of tokens: write digits, or a number and K "
+        absl::StrCat("'", text,
+                     "' is not a whole number of tokens: write digits, or a number and K "
                      "(1,024) or M (1,048,576), e.g. 8K"));
   }
   return tokens;

@@ -1,8 +1,7 @@
-// upipe-coordinator: accepts jobs, plans and queues them, and schedules their ranks over workers. SIGTERM ends it
-// cleanly; what runs goes on at the workers and is adopted by the next coordinator on the same state directory.
-#include <fcntl.h>
+// upipe-coordinator: accepts jobs, plans and queues them, and schedules their ranks over workers.
+// SIGTERM ends it cleanly; what runs goes on at the workers and is adopted by the next coordinator
+// on the same state directory.
 #include <signal.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -79,33 +78,43 @@ absl::Status WriteAddressFile(const std::string& path, const std::string& addres
   const std::string temporary = absl::StrCat(path, ".tmp");
   FILE* file = std::fopen(temporary.c_str(), "we");
   if (file == nullptr) {
-    return absl::UnavailableError(absl::StrCat("cannot write ", temporary, ": ", std::strerror(errno)));
+    return absl::UnavailableError(
+        absl::StrCat("cannot write ", temporary, ": ", std::strerror(errno)));
   }
   const bool written = std::fprintf(file, "%s\n", address.c_str()) > 0;
-  if (std::fclose(file) != 0 || !written ||
-      std::rename(temporary.c_str(), path.c_str()) != 0) {
+  if (std::fclose(file) != 0 || !written || std::rename(temporary.c_str(), path.c_str()) != 0) {
     return absl::UnavailableError(absl::StrCat("cannot write ", path, ": ", std::strerror(errno)));
   }
   return absl::OkStatus();
 }
 
-absl::Status PrepareFolders(Flags& flags) {
+absl::Status PrepareStateDir(Flags& flags) {
   std::error_code error;
-  std::filesystem::create_directories(flags.state_dir + "/plan", error);
+  if (std::filesystem::create_directories(flags.state_dir, error)) {
+    std::filesystem::permissions(flags.state_dir, std::filesystem::perms::owner_all, error);
+  }
   if (error) {
     return absl::UnavailableError(
-        absl::StrCat("cannot create ", flags.state_dir, "/plan: ", error.message()));
+        absl::StrCat("cannot create ", flags.state_dir, ": ", error.message()));
   }
-  chmod(flags.state_dir.c_str(), 0700);
   if (flags.plan_binary.empty()) {
     const auto self = std::filesystem::read_symlink("/proc/self/exe", error);
     flags.plan_binary = (self.parent_path() / "upipe-plan").string();
   }
   if (access(flags.plan_binary.c_str(), X_OK) != 0) {
-    return absl::FailedPreconditionError(absl::StrCat("no planner at ", flags.plan_binary,
-                                                      "; give --plan-binary"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("no planner at ", flags.plan_binary, "; give --plan-binary"));
   }
   return absl::OkStatus();
+}
+
+// Planners of an earlier coordinator died with it; what they left goes. Needs the store's lock.
+absl::Status PreparePlanDir(const std::string& dir) {
+  std::error_code error;
+  std::filesystem::remove_all(dir, error);
+  if (!error) std::filesystem::create_directory(dir, error);
+  if (!error) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat("cannot empty ", dir, ": ", error.message()));
 }
 
 void PrintConfiguration(const Flags& flags, const Loop& loop, const std::string& address,
@@ -140,9 +149,10 @@ absl::Status Serve(Flags flags) {
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   signal(SIGPIPE, SIG_IGN);
   UPIPE_RETURN_IF_ERROR(TimingOf(flags).Validate());
-  UPIPE_RETURN_IF_ERROR(PrepareFolders(flags));
+  UPIPE_RETURN_IF_ERROR(PrepareStateDir(flags));
   UPIPE_ASSIGN_OR_RETURN(std::unique_ptr<SqliteStore> store,
                          SqliteStore::Open(flags.state_dir + "/coordinator.sqlite"));
+  UPIPE_RETURN_IF_ERROR(PreparePlanDir(flags.state_dir + "/plan"));
   Ballast ballast(flags.state_dir, kBallastBytes);
   UPIPE_ASSIGN_OR_RETURN(std::unique_ptr<Metrics> metrics, Metrics::Serve(flags.metrics_listen));
   LogRelay logs;
@@ -171,7 +181,7 @@ absl::Status Serve(Flags flags) {
   }
   loop->Stop();
   deciding.join();
-  server->Shutdown(absl::Seconds(2));
+  server->Shutdown(absl::Milliseconds(500));
   return status;
 }
 

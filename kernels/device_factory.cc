@@ -11,8 +11,8 @@
 namespace upipe::kernels {
 namespace {
 
-absl::StatusOr<std::unique_ptr<OpTable>> CreateOpTable(const std::string& backend) {
-  if (backend == "cpu") return CreateCpuOpTable();
+absl::StatusOr<std::unique_ptr<OpTable>> CreateOpTable(const std::string& backend, int num_threads) {
+  if (backend == "cpu") return CreateCpuOpTable(num_threads);
   if (backend == "reference") return CreateReferenceOpTable();
   if (backend == "cuda") {
     return absl::FailedPreconditionError(
@@ -25,7 +25,7 @@ absl::StatusOr<std::unique_ptr<OpTable>> CreateOpTable(const std::string& backen
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Device>> CreateDevice(const DeviceOptions& options) {
-  UPIPE_ASSIGN_OR_RETURN(std::unique_ptr<OpTable> ops, CreateOpTable(options.backend));
+  UPIPE_ASSIGN_OR_RETURN(std::unique_ptr<OpTable> ops, CreateOpTable(options.backend, options.num_threads));
   return HostDevice::Create({.name = options.backend,
                              .arena_bytes = options.arena_bytes,
                              .prefault = options.prefault,
@@ -37,7 +37,7 @@ absl::StatusOr<std::unique_ptr<Device>> CreateDevice(const DeviceOptions& option
 }
 
 absl::StatusOr<std::unique_ptr<DryDevice>> CreateDryDevice(const std::string& backend) {
-  UPIPE_ASSIGN_OR_RETURN(std::unique_ptr<OpTable> ops, CreateOpTable(backend));
+  UPIPE_ASSIGN_OR_RETURN(std::unique_ptr<OpTable> ops, CreateOpTable(backend, /*num_threads=*/0));
   return std::make_unique<DryDevice>(backend, std::move(ops));
 }
 

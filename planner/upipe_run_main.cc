@@ -70,8 +70,8 @@ absl::Status RunRanks(const v1::RunPlan& plan, Reporter& reporter) {
   for (int rank = 0; rank < ranks; ++rank) {
     UPIPE_ASSIGN_OR_RETURN(devices.emplace_back(), train::CreateRankDevice(plan, rank));
   }
-  // Any rank's failure aborts its peers at once, so a long deadline only bounds a stuck machine.
-  const auto comms = comm::InprocGroup::Create(ranks, {.deadline = absl::Hours(1), .observer = {}});
+  const auto comms =
+      comm::InprocGroup::Create(ranks, {.deadline = train::CollectiveDeadline(plan), .observer = {}});
   std::vector<absl::Status> statuses(ranks);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank) {

@@ -1,15 +1,15 @@
-// upipe-worker: the daemon of one node. Reads flags and environment, prints the effective configuration, runs.
+// upipe-worker: the daemon of one node. Reads flags and environment, prints the effective
+// configuration, runs.
 #include <pthread.h>
 #include <signal.h>
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <atomic>
 #include <filesystem>
 #include <iostream>
 #include <string>
 #include <thread>
-
-#include <CLI/CLI.hpp>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -34,8 +34,10 @@ std::string BesideThisBinary(const std::string& name) {
 }
 
 std::string DefaultStateDir(const std::string& worker) {
-  if (const char* state = getenv("XDG_STATE_HOME"); state != nullptr) return absl::StrCat(state, "/upipe/", worker);
-  if (const char* home = getenv("HOME"); home != nullptr) return absl::StrCat(home, "/.local/state/upipe/", worker);
+  if (const char* state = getenv("XDG_STATE_HOME"); state != nullptr)
+    return absl::StrCat(state, "/upipe/", worker);
+  if (const char* home = getenv("HOME"); home != nullptr)
+    return absl::StrCat(home, "/.local/state/upipe/", worker);
   return "";
 }
 
@@ -45,7 +47,8 @@ std::vector<std::string> TrainerEnvironment() {
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string text = *entry;
     if (absl::StartsWith(text, "UPIPE_") || absl::StartsWith(text, "OMP_NUM_THREADS=") ||
-        absl::StartsWith(text, "OPENBLAS_NUM_THREADS=") || absl::StartsWith(text, "UCX_HANDLE_ERRORS=")) {
+        absl::StartsWith(text, "OPENBLAS_NUM_THREADS=") ||
+        absl::StartsWith(text, "UCX_HANDLE_ERRORS=")) {
       continue;
     }
     kept.push_back(text);
@@ -55,8 +58,8 @@ std::vector<std::string> TrainerEnvironment() {
 
 // The best instruction set of this machine, by Highway's name.
 std::string BestIsa() {
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512dq")) {
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq")) {
     return "AVX3";
   }
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? "AVX2" : "SSE2";
@@ -75,12 +78,19 @@ void Declare(CLI::App& app, Flags& flags) {
   app.add_option("--slots", o.num_slots, "Trainer processes at a time")->capture_default_str();
   app.add_option("--memory-per-rank", flags.memory_per_rank,
                  "Bytes each rank may allocate, e.g. 2GiB (default: available memory / slots)");
-  app.add_option("--state-dir", o.state_dir, "Journal, logs and step records (default: below the user's state folder)");
-  app.add_option("--trainer-binary", o.trainer_binary, "(default: upipe-trainer beside this binary)");
-  app.add_option("--metrics-listen", o.metrics_listen, "Prometheus endpoint; port 0 = any")->capture_default_str();
-  app.add_flag("--insecure-listen", o.insecure_listen, "Allow plaintext metrics on other addresses than loopback");
-  app.add_option("--backend", o.backend, "Backend of this node's ranks")->check(CLI::IsMember({"cpu"}))->capture_default_str();
-  app.add_flag("!--no-cgroup", o.allow_cgroup, "Hold trainers by subreaper although cgroup2 is writable");
+  app.add_option("--state-dir", o.state_dir,
+                 "Journal, logs and step records (default: below the user's state folder)");
+  app.add_option("--trainer-binary", o.trainer_binary,
+                 "(default: upipe-trainer beside this binary)");
+  app.add_option("--metrics-listen", o.metrics_listen, "Prometheus endpoint; port 0 = any")
+      ->capture_default_str();
+  app.add_flag("--insecure-listen", o.insecure_listen,
+               "Allow plaintext metrics on other addresses than loopback");
+  app.add_option("--backend", o.backend, "Backend of this node's ranks")
+      ->check(CLI::IsMember({"cpu"}))
+      ->capture_default_str();
+  app.add_flag("!--no-cgroup", o.allow_cgroup,
+               "Hold trainers by subreaper although cgroup2 is writable");
 }
 
 absl::Status FillDefaults(Flags& flags) {
@@ -88,10 +98,12 @@ absl::Status FillDefaults(Flags& flags) {
   if (o.name.empty()) o.name = HostName();
   if (o.node.empty()) o.node = HostName();
   if (o.state_dir.empty()) o.state_dir = DefaultStateDir(o.name);
-  if (o.state_dir.empty()) return absl::InvalidArgumentError("no home folder known: give --state-dir");
+  if (o.state_dir.empty())
+    return absl::InvalidArgumentError("no home folder known: give --state-dir");
   o.state_dir = std::filesystem::absolute(o.state_dir).lexically_normal().string();
   o.runtime_dir = std::filesystem::temp_directory_path().string();
-  if (const char* dir = getenv("XDG_RUNTIME_DIR"); dir != nullptr && access(dir, W_OK) == 0) o.runtime_dir = dir;
+  if (const char* dir = getenv("XDG_RUNTIME_DIR"); dir != nullptr && access(dir, W_OK) == 0)
+    o.runtime_dir = dir;
   if (o.trainer_binary.empty()) o.trainer_binary = BesideThisBinary("upipe-trainer");
   if (flags.memory_per_rank.empty()) {
     UPIPE_ASSIGN_OR_RETURN(const int64_t available, AvailableMemoryBytes());

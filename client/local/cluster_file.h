@@ -12,14 +12,14 @@
 namespace upipe::client {
 
 struct LocalDaemon {
-  std::string name;      // "coordinator", "worker-0", ..
+  std::string name;  // "coordinator", "worker-0", ..
   ProcessIdentity process;
   std::string log_path;
 };
 
 struct LocalCluster {
-  std::string address;   // of the coordinator, host:port; empty until it serves
-  std::vector<LocalDaemon> daemons;   // in starting order, coordinator first
+  std::string address;               // of the coordinator, host:port; empty until it serves
+  std::vector<LocalDaemon> daemons;  // in starting order, coordinator first
 };
 
 std::string ClusterToJson(const LocalCluster& cluster);

@@ -3,9 +3,12 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <spawn.h>
-#include <sys/pidfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+extern "C" {
+#include <sys/pidfd.h>  // glibc 2.36 forgets to say that its functions are C
+}
 
 #include <cerrno>
 #include <csignal>
@@ -38,7 +41,8 @@ absl::StatusOr<int64_t> StartTicks(int pid) {
   const std::string stat = ReadText(absl::StrCat("/proc/", pid, "/stat"));
   const size_t name_end = stat.rfind(')');  // the name may hold anything, ')' and spaces included
   if (name_end == std::string::npos) return absl::NotFoundError(absl::StrCat("no process ", pid));
-  const std::vector<std::string> fields = absl::StrSplit(stat.substr(name_end + 1), ' ', absl::SkipEmpty());
+  const std::vector<std::string> fields =
+      absl::StrSplit(stat.substr(name_end + 1), ' ', absl::SkipEmpty());
   constexpr size_t kState = 0, kStartTime = 19;  // fields 3 and 22 of proc(5)
   int64_t ticks = 0;
   if (fields.size() <= kStartTime || !absl::SimpleAtoi(fields[kStartTime], &ticks)) {
@@ -52,7 +56,8 @@ absl::StatusOr<int64_t> StartTicks(int pid) {
 
 }  // namespace
 
-absl::StatusOr<ProcessIdentity> StartDaemon(const std::vector<std::string>& arguments, const std::string& log_path) {
+absl::StatusOr<ProcessIdentity> StartDaemon(const std::vector<std::string>& arguments,
+                                            const std::string& log_path) {
   std::vector<char*> argv;
   for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
   argv.push_back(nullptr);
@@ -61,16 +66,19 @@ absl::StatusOr<ProcessIdentity> StartDaemon(const std::vector<std::string>& argu
   UPIPE_CHECK(posix_spawn_file_actions_init(&actions) == 0);
   UPIPE_CHECK(posix_spawnattr_init(&attributes) == 0);
   posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
-  posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, log_path.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
+  posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, log_path.c_str(),
+                                   O_WRONLY | O_CREAT | O_APPEND, 0600);
   posix_spawn_file_actions_adddup2(&actions, STDOUT_FILENO, STDERR_FILENO);
   posix_spawn_file_actions_addclosefrom_np(&actions, STDERR_FILENO + 1);
   posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSID);
   ProcessIdentity identity;
-  const int error = posix_spawn(&identity.pid, argv[0], &actions, &attributes, argv.data(), environ);
+  const int error =
+      posix_spawn(&identity.pid, argv[0], &actions, &attributes, argv.data(), environ);
   posix_spawn_file_actions_destroy(&actions);
   posix_spawnattr_destroy(&attributes);
   if (error != 0) {
-    return absl::ErrnoToStatus(error, absl::StrCat("cannot start ", arguments[0], " with log ", log_path));
+    return absl::ErrnoToStatus(error,
+                               absl::StrCat("cannot start ", arguments[0], " with log ", log_path));
   }
   identity.boot_id = BootId();
   absl::StatusOr<int64_t> ticks = StartTicks(identity.pid);
@@ -84,12 +92,15 @@ absl::StatusOr<LiveProcess> LiveProcess::Find(const ProcessIdentity& identity) {
     return absl::NotFoundError(absl::StrCat("process ", identity.pid, " ran before the last boot"));
   }
   const int pidfd = pidfd_open(identity.pid, 0);
-  if (pidfd < 0) return absl::ErrnoToStatus(errno == ESRCH ? ENOENT : errno, absl::StrCat("process ", identity.pid));
+  if (pidfd < 0)
+    return absl::ErrnoToStatus(errno == ESRCH ? ENOENT : errno,
+                               absl::StrCat("process ", identity.pid));
   LiveProcess process(pidfd);
   // Asked after the handle is held: what the handle names cannot change any more.
   UPIPE_ASSIGN_OR_RETURN(const int64_t ticks, StartTicks(identity.pid));
   if (ticks != identity.start_ticks) {
-    return absl::NotFoundError(absl::StrCat("pid ", identity.pid, " belongs to another process now"));
+    return absl::NotFoundError(
+        absl::StrCat("pid ", identity.pid, " belongs to another process now"));
   }
   return process;
 }

@@ -1,5 +1,5 @@
-// One background process that outlives the command that started it: started in a session of its own, found again later
-// by pid and start time, so that a reused pid is never taken for it.
+// One background process that outlives the command that started it: started in a session of its
+// own, found again later by pid and start time, so that a reused pid is never taken for it.
 #pragma once
 
 #include <string>
@@ -14,15 +14,17 @@ namespace upipe::client {
 // Which process, for good: a pid alone may be reused, a start time may repeat after a reboot.
 struct ProcessIdentity {
   int pid = 0;
-  int64_t start_ticks = 0;   // /proc/PID/stat, since boot
+  int64_t start_ticks = 0;  // /proc/PID/stat, since boot
   std::string boot_id;
 };
 
-// Starts `arguments[0]` (a path) with stdin from /dev/null and both outputs appended to `log_path`. No descriptor of
-// this process is inherited.
-absl::StatusOr<ProcessIdentity> StartDaemon(const std::vector<std::string>& arguments, const std::string& log_path);
+// Starts `arguments[0]` (a path) with stdin from /dev/null and both outputs appended to `log_path`.
+// No descriptor of this process is inherited.
+absl::StatusOr<ProcessIdentity> StartDaemon(const std::vector<std::string>& arguments,
+                                            const std::string& log_path);
 
-// A handle on the process while it lives. NotFound when it is gone, is a zombie, or the pid is another's now.
+// A handle on the process while it lives. NotFound when it is gone, is a zombie, or the pid is
+// another's now.
 class LiveProcess {
  public:
   static absl::StatusOr<LiveProcess> Find(const ProcessIdentity& identity);

@@ -33,10 +33,10 @@
 namespace upipe::client {
 namespace {
 
-constexpr absl::Duration kStartLimit = absl::Seconds(60);     // of the coordinator, then of all workers
+constexpr absl::Duration kStartLimit =
+    absl::Seconds(60);  // of the coordinator, then of all workers
 constexpr absl::Duration kPollInterval = absl::Milliseconds(20);
-constexpr absl::Duration kStopLimit = absl::Seconds(20);      // after SIGTERM: a worker proves its ranks gone first
-constexpr absl::Duration kKillLimit = absl::Seconds(5);       // after SIGKILL
+constexpr absl::Duration kKillLimit = absl::Seconds(5);  // after SIGKILL
 
 // Held for the length of one `up` or `down`, so that two of them do not meet.
 class StateLock {
@@ -44,14 +44,16 @@ class StateLock {
   static absl::StatusOr<StateLock> Take(const std::string& state_dir) {
     std::error_code error;
     std::filesystem::create_directories(state_dir + "/logs", error);
-    if (error) return absl::UnavailableError(absl::StrCat("cannot create ", state_dir, ": ", error.message()));
+    if (error)
+      return absl::UnavailableError(
+          absl::StrCat("cannot create ", state_dir, ": ", error.message()));
     const std::string path = absl::StrCat(state_dir, "/lock");
     const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     if (fd < 0) return absl::ErrnoToStatus(errno, absl::StrCat("cannot open ", path));
     StateLock lock(fd);
     if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("another `upipe local` is at work in ", state_dir, "; try again when it is done"));
+      return absl::FailedPreconditionError(absl::StrCat("another `upipe local` is at work in ",
+                                                        state_dir, "; try again when it is done"));
     }
     return lock;
   }
@@ -68,7 +70,8 @@ class StateLock {
 std::vector<std::string> AliveNames(const LocalCluster& cluster) {
   std::vector<std::string> names;
   for (const LocalDaemon& daemon : cluster.daemons) {
-    if (IsAlive(daemon.process)) names.push_back(absl::StrCat(daemon.name, " (pid ", daemon.process.pid, ")"));
+    if (IsAlive(daemon.process))
+      names.push_back(absl::StrCat(daemon.name, " (pid ", daemon.process.pid, ")"));
   }
   return names;
 }
@@ -80,7 +83,8 @@ std::string ReadText(const std::string& path) {
 
 // The end of a daemon's log, for an error message.
 std::string LogTail(const LocalDaemon& daemon) {
-  std::vector<std::string> lines = absl::StrSplit(ReadText(daemon.log_path), '\n', absl::SkipEmpty());
+  std::vector<std::string> lines =
+      absl::StrSplit(ReadText(daemon.log_path), '\n', absl::SkipEmpty());
   const size_t skip = lines.size() > 10 ? lines.size() - 10 : 0;
   std::string tail;
   for (size_t i = skip; i < lines.size(); ++i) absl::StrAppend(&tail, "\n  ", Printable(lines[i]));
@@ -104,9 +108,9 @@ std::string HostName() {
   return name;
 }
 
-// Asks every daemon of `cluster` to end, workers before the coordinator, and makes sure of it. Returns one sentence
-// per daemon that did not end by itself.
-std::vector<std::string> StopDaemons(const LocalCluster& cluster) {
+// Asks every daemon of `cluster` to end, workers before the coordinator, and kills what has not
+// after `limit`. Returns one sentence per daemon that did not end by itself.
+std::vector<std::string> StopDaemons(const LocalCluster& cluster, absl::Duration limit) {
   std::vector<std::string> remarks;
   const auto stop = [&](const std::vector<const LocalDaemon*>& daemons) {
     std::vector<std::pair<const LocalDaemon*, LiveProcess>> live;
@@ -116,13 +120,14 @@ std::vector<std::string> StopDaemons(const LocalCluster& cluster) {
       (void)process->Signal(SIGTERM);
       live.emplace_back(daemon, *std::move(process));
     }
-    const BootTime end = SystemClock().Now() + kStopLimit;
+    const BootTime end = SystemClock().Now() + limit;
     for (const auto& [daemon, process] : live) {
       if (process.AwaitExit(end - SystemClock().Now())) continue;
       const absl::Status killed = process.Signal(SIGKILL);
       const bool ended = process.AwaitExit(kKillLimit);
-      remarks.push_back(absl::StrCat(daemon->name, " (pid ", daemon->process.pid, ") did not end within ",
-                                     FormatTimeSpan(kStopLimit), " and was killed", ended ? "" : "; it is still there",
+      remarks.push_back(absl::StrCat(daemon->name, " (pid ", daemon->process.pid,
+                                     ") did not end within ", FormatTimeSpan(limit),
+                                     " and was killed", ended ? "" : "; it is still there",
                                      killed.ok() ? "" : absl::StrCat(": ", killed.message())));
     }
   };
@@ -140,7 +145,8 @@ std::vector<std::string> StopDaemons(const LocalCluster& cluster) {
 // Brings one cluster up, recording each daemon as soon as it runs.
 class ClusterStarter {
  public:
-  ClusterStarter(const LocalConsole& console, const LocalUpOptions& options) : console_(console), options_(options) {}
+  ClusterStarter(const LocalConsole& console, const LocalUpOptions& options)
+      : console_(console), options_(options) {}
 
   absl::Status Start() {
     UPIPE_RETURN_IF_ERROR(StartCoordinator());
@@ -151,7 +157,9 @@ class ClusterStarter {
   const LocalCluster& cluster() const { return cluster_; }
 
  private:
-  std::string InState(absl::string_view name) const { return absl::StrCat(console_.state_dir, "/", name); }
+  std::string InState(absl::string_view name) const {
+    return absl::StrCat(console_.state_dir, "/", name);
+  }
 
   absl::Status Launch(const std::string& name, std::vector<std::string> arguments) {
     const std::string log = InState(absl::StrCat("logs/", name, ".log"));
@@ -164,8 +172,9 @@ class ClusterStarter {
   absl::Status CheckAlive() const {
     for (const LocalDaemon& daemon : cluster_.daemons) {
       if (IsAlive(daemon.process)) continue;
-      return absl::UnavailableError(
-          absl::StrCat(daemon.name, " ended while starting; last lines of ", daemon.log_path, ":", LogTail(daemon)));
+      return absl::UnavailableError(absl::StrCat(daemon.name,
+                                                 " ended while starting; last lines of ",
+                                                 daemon.log_path, ":", LogTail(daemon)));
     }
     return absl::OkStatus();
   }
@@ -174,14 +183,16 @@ class ClusterStarter {
     const std::string address_file = InState("coordinator.address");
     std::error_code error;
     std::filesystem::remove(address_file, error);
-    UPIPE_RETURN_IF_ERROR(Launch("coordinator", {console_.binary_dir + "/upipe-coordinator", "--listen", "127.0.0.1:0",
-                                                 "--state-dir", InState("coordinator"), "--address-file", address_file}));
+    UPIPE_RETURN_IF_ERROR(Launch(
+        "coordinator", {console_.binary_dir + "/upipe-coordinator", "--listen", "127.0.0.1:0",
+                        "--state-dir", InState("coordinator"), "--address-file", address_file}));
     const BootTime end = SystemClock().Now() + kStartLimit;
     while (cluster_.address.empty()) {
       UPIPE_RETURN_IF_ERROR(CheckAlive());
       if (SystemClock().Now() > end) {
-        return absl::DeadlineExceededError(absl::StrCat("the coordinator did not serve within ", FormatTimeSpan(kStartLimit),
-                                                        "; see ", cluster_.daemons[0].log_path));
+        return absl::DeadlineExceededError(absl::StrCat("the coordinator did not serve within ",
+                                                        FormatTimeSpan(kStartLimit), "; see ",
+                                                        cluster_.daemons[0].log_path));
       }
       absl::SleepFor(kPollInterval);
       cluster_.address = std::string(absl::StripAsciiWhitespace(ReadText(address_file)));
@@ -193,9 +204,10 @@ class ClusterStarter {
     const std::string name = absl::StrCat("worker-", index);
     const int64_t ranks = int64_t{options_.workers} * options_.ranks_per_worker;
     const int64_t memory = options_.memory_per_rank.value_or(MemAvailableBytes() / ranks);
-    return Launch(name, {console_.binary_dir + "/upipe-worker", "--coordinator", cluster_.address, "--name", name, "--node",
-                         HostName(), "--slots", absl::StrCat(options_.ranks_per_worker), "--memory-per-rank",
-                         absl::StrCat(memory), "--state-dir", InState(name)});
+    return Launch(
+        name, {console_.binary_dir + "/upipe-worker", "--coordinator", cluster_.address, "--name",
+               name, "--node", HostName(), "--slots", absl::StrCat(options_.ranks_per_worker),
+               "--memory-per-rank", absl::StrCat(memory), "--state-dir", InState(name)});
   }
 
   absl::Status AwaitReady() {
@@ -207,14 +219,16 @@ class ClusterStarter {
       int ready = 0;
       for (int i = 0; nodes.ok() && i < options_.workers; ++i) {
         const std::string name = absl::StrCat("worker-", i);
-        ready += std::any_of(nodes->nodes().begin(), nodes->nodes().end(), [&](const v1::Node& node) {
-          return node.worker() == name && node.state() == v1::NODE_STATE_READY;
-        });
+        ready +=
+            std::any_of(nodes->nodes().begin(), nodes->nodes().end(), [&](const v1::Node& node) {
+              return node.worker() == name && node.state() == v1::NODE_STATE_READY;
+            });
       }
       if (ready == options_.workers) return absl::OkStatus();
       if (SystemClock().Now() > end) {
-        return absl::DeadlineExceededError(absl::StrCat(ready, " of ", options_.workers, " workers were ready within ",
-                                                        FormatTimeSpan(kStartLimit), "; see ", InState("logs")));
+        return absl::DeadlineExceededError(
+            absl::StrCat(ready, " of ", options_.workers, " workers were ready within ",
+                         FormatTimeSpan(kStartLimit), "; see ", InState("logs")));
       }
       absl::SleepFor(kPollInterval);
     }
@@ -239,9 +253,9 @@ int LocalUp(const LocalConsole& console, const LocalUpOptions& options) {
   if (before.ok()) {
     const std::vector<std::string> alive = AliveNames(*before);
     if (!alive.empty()) {
-      return Fail(console, absl::FailedPreconditionError(
-                               absl::StrCat("already up at ", before->address, ": ", absl::StrJoin(alive, ", "),
-                                            "; `upipe local down` ends it")));
+      return Fail(console, absl::FailedPreconditionError(absl::StrCat(
+                               "already up at ", before->address, ": ", absl::StrJoin(alive, ", "),
+                               "; `upipe local down` ends it")));
     }
   } else if (!absl::IsNotFound(before.status())) {
     return Fail(console, before.status());
@@ -250,14 +264,15 @@ int LocalUp(const LocalConsole& console, const LocalUpOptions& options) {
   const absl::Status started = starter.Start();
   if (!started.ok()) {
     Fail(console, started);
-    for (const std::string& remark : StopDaemons(starter.cluster())) console.err << remark << "\n";
+    for (const std::string& remark : StopDaemons(starter.cluster(), console.stop_limit))
+      console.err << remark << "\n";
     const absl::Status removed = RemoveCluster(console.state_dir);
     if (!removed.ok()) Fail(console, removed);
     return kExitFailed;
   }
-  console.out << "Up: coordinator at " << starter.cluster().address << ", " << options.workers << " workers of "
-              << options.ranks_per_worker << " ranks.\nLogs: " << console.state_dir
-              << "/logs   end with: upipe local down\n";
+  console.out << "Up: coordinator at " << starter.cluster().address << ", " << options.workers
+              << " workers of " << options.ranks_per_worker
+              << " ranks.\nLogs: " << console.state_dir << "/logs   end with: upipe local down\n";
   return kExitDone;
 }
 
@@ -270,10 +285,12 @@ int LocalDown(const LocalConsole& console) {
     return kExitDone;
   }
   if (!cluster.ok()) return Fail(console, cluster.status());
-  for (const std::string& remark : StopDaemons(*cluster)) console.err << remark << "\n";
+  for (const std::string& remark : StopDaemons(*cluster, console.stop_limit))
+    console.err << remark << "\n";
   const std::vector<std::string> left = AliveNames(*cluster);
   if (!left.empty()) {
-    return Fail(console, absl::InternalError(absl::StrCat("still running: ", absl::StrJoin(left, ", "))));
+    return Fail(console,
+                absl::InternalError(absl::StrCat("still running: ", absl::StrJoin(left, ", "))));
   }
   const absl::Status removed = RemoveCluster(console.state_dir);
   if (!removed.ok()) return Fail(console, removed);
@@ -293,9 +310,11 @@ int LocalStatus(const LocalConsole& console) {
   for (const LocalDaemon& daemon : cluster->daemons) {
     const bool alive = IsAlive(daemon.process);
     all_alive &= alive;
-    rows.push_back({daemon.name, absl::StrCat(daemon.process.pid), alive ? "running" : "gone", daemon.log_path});
+    rows.push_back({daemon.name, absl::StrCat(daemon.process.pid), alive ? "running" : "gone",
+                    daemon.log_path});
   }
-  console.out << "Coordinator at " << (cluster->address.empty() ? "no address yet" : cluster->address) << "\n"
+  console.out << "Coordinator at "
+              << (cluster->address.empty() ? "no address yet" : cluster->address) << "\n"
               << RenderTable(rows);
   return all_alive ? kExitDone : kExitFailed;
 }

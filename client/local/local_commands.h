@@ -1,4 +1,5 @@
-// `upipe local up|down|status`: a coordinator and workers on this machine's loopback, in the background.
+// `upipe local up|down|status`: a coordinator and workers on this machine's loopback, in the
+// background.
 #pragma once
 
 #include <functional>
@@ -7,16 +8,19 @@
 #include <ostream>
 #include <string>
 
+#include "absl/time/time.h"
 #include "client/rpc/coordinator_client.h"
 
 namespace upipe::client {
 
 struct LocalConsole {
   std::string state_dir;
-  std::string binary_dir;    // where upipe-coordinator and upipe-worker lie
+  std::string binary_dir;  // where upipe-coordinator and upipe-worker lie
   std::ostream& out;
   std::ostream& err;
   std::function<std::unique_ptr<CoordinatorClient>(const std::string& address)> connect;
+  absl::Duration stop_limit =
+      absl::Seconds(20);  // between SIGTERM and SIGKILL: workers prove their ranks gone
 };
 
 struct LocalUpOptions {
@@ -25,12 +29,13 @@ struct LocalUpOptions {
   std::optional<int64_t> memory_per_rank;  // absent: MemAvailable / all ranks
 };
 
-// Starts the daemons and waits until every worker is READY; on failure stops what it started. Refuses when a cluster
-// of this state folder is up. All return exit codes as client/commands.h lists them.
+// Starts the daemons and waits until every worker is READY; on failure stops what it started.
+// Refuses when a cluster of this state folder is up. All return exit codes as client/commands.h
+// lists them.
 int LocalUp(const LocalConsole& console, const LocalUpOptions& options);
 
-// SIGTERM, a bounded wait, SIGKILL: workers first, then the coordinator. Says what had to be killed. Never signals a
-// process it cannot prove to be the one `up` started.
+// SIGTERM, a bounded wait, SIGKILL: workers first, then the coordinator. Says what had to be
+// killed. Never signals a process it cannot prove to be the one `up` started.
 int LocalDown(const LocalConsole& console);
 
 int LocalStatus(const LocalConsole& console);

@@ -37,45 +37,49 @@ class GrpcCoordinatorClient : public CoordinatorClient {
  public:
   explicit GrpcCoordinatorClient(std::string address)
       : address_(std::move(address)),
-        channel_(grpc::CreateCustomChannel(address_, grpc::InsecureChannelCredentials(), ChannelArguments())),
+        channel_(grpc::CreateCustomChannel(address_, grpc::InsecureChannelCredentials(),
+                                           ChannelArguments())),
         jobs_(v1::JobService::NewStub(channel_)),
         nodes_(v1::NodeService::NewStub(channel_)) {}
 
   absl::StatusOr<v1::Job> Submit(const v1::SubmitRequest& request) override {
-    return Unary<v1::SubmitResponse>([&](auto* context, auto* response) {
-             return jobs_->Submit(context, request, response);
-           }, [](v1::SubmitResponse& response) { return std::move(*response.mutable_job()); });
+    return Unary<v1::SubmitResponse>(
+        [&](auto* context, auto* response) { return jobs_->Submit(context, request, response); },
+        [](v1::SubmitResponse& response) { return std::move(*response.mutable_job()); });
   }
 
   absl::StatusOr<v1::Job> GetJob(const std::string& id) override {
     v1::GetJobRequest request;
     request.set_id(id);
-    return Unary<v1::Job>([&](auto* context, auto* response) {
-             return jobs_->GetJob(context, request, response);
-           }, [](v1::Job& response) { return std::move(response); });
+    return Unary<v1::Job>(
+        [&](auto* context, auto* response) { return jobs_->GetJob(context, request, response); },
+        [](v1::Job& response) { return std::move(response); });
   }
 
   absl::StatusOr<v1::ListJobsResponse> ListJobs(const v1::ListJobsRequest& request) override {
-    return Unary<v1::ListJobsResponse>([&](auto* context, auto* response) {
-             return jobs_->ListJobs(context, request, response);
-           }, [](v1::ListJobsResponse& response) { return std::move(response); });
+    return Unary<v1::ListJobsResponse>(
+        [&](auto* context, auto* response) { return jobs_->ListJobs(context, request, response); },
+        [](v1::ListJobsResponse& response) { return std::move(response); });
   }
 
   absl::StatusOr<v1::Job> Cancel(const std::string& id) override {
     v1::CancelRequest request;
     request.set_id(id);
-    return Unary<v1::CancelResponse>([&](auto* context, auto* response) {
-             return jobs_->Cancel(context, request, response);
-           }, [](v1::CancelResponse& response) { return std::move(*response.mutable_job()); });
+    return Unary<v1::CancelResponse>(
+        [&](auto* context, auto* response) { return jobs_->Cancel(context, request, response); },
+        [](v1::CancelResponse& response) { return std::move(*response.mutable_job()); });
   }
 
   absl::StatusOr<v1::ListNodesResponse> ListNodes() override {
-    return Unary<v1::ListNodesResponse>([&](auto* context, auto* response) {
-             return nodes_->ListNodes(context, v1::ListNodesRequest(), response);
-           }, [](v1::ListNodesResponse& response) { return std::move(response); });
+    return Unary<v1::ListNodesResponse>(
+        [&](auto* context, auto* response) {
+          return nodes_->ListNodes(context, v1::ListNodesRequest(), response);
+        },
+        [](v1::ListNodesResponse& response) { return std::move(response); });
   }
 
-  absl::Status Watch(const std::string& id, absl::Duration limit, const OnWatch& on_message) override {
+  absl::Status Watch(const std::string& id, absl::Duration limit,
+                     const OnWatch& on_message) override {
     v1::WatchRequest request;
     request.set_id(id);
     grpc::ClientContext context;
@@ -107,7 +111,8 @@ class GrpcCoordinatorClient : public CoordinatorClient {
   template <typename Response, typename Call, typename Take>
   auto Unary(Call call, Take take) -> absl::StatusOr<decltype(take(std::declval<Response&>()))> {
     grpc::ClientContext context;
-    context.set_deadline(std::chrono::system_clock::now() + absl::ToChronoNanoseconds(kUnaryDeadline));
+    context.set_deadline(std::chrono::system_clock::now() +
+                         absl::ToChronoNanoseconds(kUnaryDeadline));
     Response response;
     const grpc::Status status = call(&context, &response);
     if (!status.ok()) return ToAbsl(status);
@@ -127,11 +132,16 @@ class GrpcCoordinatorClient : public CoordinatorClient {
   }
 
   absl::Status ToAbsl(const grpc::Status& status) const {
-    const auto code = static_cast<absl::StatusCode>(status.error_code());  // the numbers are the same
+    const auto code =
+        static_cast<absl::StatusCode>(status.error_code());  // the numbers are the same
     if (status.ok()) return absl::OkStatus();
     if (code == absl::StatusCode::kUnavailable && status.error_details().empty()) {
-      return absl::UnavailableError(absl::StrCat("cannot reach the coordinator at ", address_, ": ",
-                                                 status.error_message()));
+      return absl::UnavailableError(
+          absl::StrCat("cannot reach the coordinator at ", address_, ": ", status.error_message()));
+    }
+    if (code == absl::StatusCode::kCancelled) {  // never by us: those calls have returned already
+      return absl::UnavailableError(
+          absl::StrCat("the coordinator at ", address_, " shut down or dropped the call"));
     }
     if (code == absl::StatusCode::kDeadlineExceeded) {
       return absl::DeadlineExceededError(

@@ -1,6 +1,6 @@
-// The coordinator as the command line sees it: blocking calls that return absl::Status in words for a person. An
-// interface so that commands are tested without a network; the only implementation with gRPC is behind
-// ConnectCoordinator.
+// The coordinator as the command line sees it: blocking calls that return absl::Status in words for
+// a person. An interface so that commands are tested without a network; the only implementation
+// with gRPC is behind ConnectCoordinator.
 #pragma once
 
 #include <functional>
@@ -15,8 +15,9 @@
 
 namespace upipe::client {
 
-// Unary calls have a deadline of 10 s and are never repeated here. Unavailable or DeadlineExceeded: the coordinator
-// cannot be reached, the message names its address; the caller may try again. Not for use by several threads at once.
+// Unary calls have a deadline of 10 s and are never repeated here. Unavailable or DeadlineExceeded:
+// the coordinator cannot be reached, the message names its address; the caller may try again. Not
+// for use by several threads at once.
 class CoordinatorClient {
  public:
   // Each returns false to end its stream; the call is then OK.
@@ -30,8 +31,10 @@ class CoordinatorClient {
   virtual absl::StatusOr<v1::ListJobsResponse> ListJobs(const v1::ListJobsRequest& request) = 0;
   virtual absl::StatusOr<v1::Job> Cancel(const std::string& id) = 0;
   virtual absl::StatusOr<v1::ListNodesResponse> ListNodes() = 0;
-  // Blocks until the server ends the stream, `on_message` returns false, or `limit` is over (DeadlineExceeded).
-  virtual absl::Status Watch(const std::string& id, absl::Duration limit, const OnWatch& on_message) = 0;
+  // Blocks until the server ends the stream, `on_message` returns false, or `limit` is over
+  // (DeadlineExceeded).
+  virtual absl::Status Watch(const std::string& id, absl::Duration limit,
+                             const OnWatch& on_message) = 0;
   virtual absl::Status Logs(const v1::LogsRequest& request, const OnLogs& on_message) = 0;
 };
 

@@ -86,10 +86,10 @@ void CheckName(const std::string& name, SpecChecker& checker) {
     checker.Fail("name", absl::StrCat("is required: ", kRule));
     return;
   }
-  const bool legal = name.size() <= 63 && name[0] != '-' &&
-                     std::all_of(name.begin(), name.end(), [](char c) {
-                       return absl::ascii_islower(c) || absl::ascii_isdigit(c) || c == '-';
-                     });
+  const bool legal =
+      name.size() <= 63 && name[0] != '-' && std::all_of(name.begin(), name.end(), [](char c) {
+        return absl::ascii_islower(c) || absl::ascii_isdigit(c) || c == '-';
+      });
   if (!legal) {
     checker.Fail("name", absl::StrCat("must be ", kRule, "; it has ", name.size(), " characters: '",
                                       name.substr(0, 80), "'"));
@@ -107,7 +107,8 @@ void CheckRope(const v1::RopeSpec& rope, SpecChecker& checker) {
                  absl::StrCat("is required: a finite number from 1; it is ", llama3.factor()));
   }
   const bool low = checker.Positive("model.rope.llama3.low_freq_factor", llama3.low_freq_factor());
-  const bool high = checker.Positive("model.rope.llama3.high_freq_factor", llama3.high_freq_factor());
+  const bool high =
+      checker.Positive("model.rope.llama3.high_freq_factor", llama3.high_freq_factor());
   if (low && high && llama3.high_freq_factor() <= llama3.low_freq_factor()) {
     checker.Fail("model.rope.llama3.high_freq_factor",
                  absl::StrCat(llama3.high_freq_factor(), " is not above low_freq_factor ",
@@ -124,15 +125,16 @@ bool CheckModel(const v1::ModelSpec& model, SpecChecker& checker) {
   const bool heads = checker.Required("model.num_heads", model.num_heads(), 1, 1024);
   const bool kv_heads = checker.Required("model.num_kv_heads", model.num_kv_heads(), 1, 1024);
   if (heads && kv_heads && model.num_heads() % model.num_kv_heads() != 0) {
-    checker.Fail("model.num_kv_heads",
-                 absl::StrCat(model.num_kv_heads(), " does not divide num_heads ", model.num_heads(),
-                              "; legal values: ", DivisorsOf(model.num_heads())));
+    checker.Fail(
+        "model.num_kv_heads",
+        absl::StrCat(model.num_kv_heads(), " does not divide num_heads ", model.num_heads(),
+                     "; legal values: ", DivisorsOf(model.num_heads())));
   }
-  bool head_dim = checker.Required("model.head_dim", model.head_dim(), 2, 512);
+  bool head_dim = checker.Required("model.head_dim", model.head_dim(), 2, 256);
   if (head_dim && model.head_dim() % 2 != 0) {
-    head_dim = checker.Fail("model.head_dim",
-                            absl::StrCat(model.head_dim(), " is odd; rotary positions turn pairs of ",
-                                         "columns, so it must be even"));
+    head_dim = checker.Fail(
+        "model.head_dim", absl::StrCat(model.head_dim(), " is odd; rotary positions turn pairs of ",
+                                       "columns, so it must be even"));
   }
   sizes &= checker.Required("model.intermediate_size", model.intermediate_size(), 1, 1 << 20);
   checker.Positive("model.rms_norm_eps", model.rms_norm_eps());
@@ -143,12 +145,14 @@ bool CheckModel(const v1::ModelSpec& model, SpecChecker& checker) {
 
 void CheckHeadsPerStage(const v1::ParallelSpec& parallel, int64_t num_heads, SpecChecker& checker) {
   constexpr absl::string_view kField = "parallel.heads_per_stage";
-  const std::string legal = absl::StrCat("legal values for ", num_heads, " heads on ", parallel.ranks(),
-                                         " ranks: ", LegalHeadsPerStage(num_heads, parallel.ranks()));
+  const std::string legal =
+      absl::StrCat("legal values for ", num_heads, " heads on ", parallel.ranks(),
+                   " ranks: ", LegalHeadsPerStage(num_heads, parallel.ranks()));
   if (parallel.method() == v1::METHOD_ULYSSES) {
     if (parallel.has_heads_per_stage()) {
-      checker.Fail(kField, absl::StrCat(parallel.heads_per_stage(), " given, but method ulysses runs all ",
-                                        num_heads, " heads in one stage: remove it or use method upipe"));
+      checker.Fail(kField,
+                   absl::StrCat(parallel.heads_per_stage(), " given, but method ulysses runs all ",
+                                num_heads, " heads in one stage: remove it or use method upipe"));
     }
     return;
   }
@@ -161,10 +165,11 @@ void CheckHeadsPerStage(const v1::ParallelSpec& parallel, int64_t num_heads, Spe
     checker.Fail(kField, absl::StrCat(value, " is below the ", parallel.ranks(),
                                       " ranks and would idle some of them; ", legal));
   } else if (value % parallel.ranks() != 0) {
-    checker.Fail(kField, absl::StrCat(value, " is not a multiple of the ", parallel.ranks(), " ranks; ",
-                                      legal));
+    checker.Fail(kField, absl::StrCat(value, " is not a multiple of the ", parallel.ranks(),
+                                      " ranks; ", legal));
   } else if (value > RoundUp(num_heads, parallel.ranks())) {
-    checker.Fail(kField, absl::StrCat(value, " is above what ", num_heads, " heads can fill; ", legal));
+    checker.Fail(kField,
+                 absl::StrCat(value, " is above what ", num_heads, " heads can fill; ", legal));
   }
 }
 
@@ -179,8 +184,9 @@ bool CheckParallel(const v1::ParallelSpec& parallel, int64_t num_heads, SpecChec
   checker.InRange("parallel.threads_per_rank", parallel.threads_per_rank(), 1, 64);
   if (!std::all_of(parallel.isa_cap().begin(), parallel.isa_cap().end(),
                    [](char c) { return absl::ascii_isalnum(c) || c == '_'; })) {
-    checker.Fail("parallel.isa_cap", absl::StrCat("'", parallel.isa_cap().substr(0, 80),
-                                                  "' is no instruction set name such as AVX2 or AVX3"));
+    checker.Fail("parallel.isa_cap",
+                 absl::StrCat("'", parallel.isa_cap().substr(0, 80),
+                              "' is no instruction set name such as AVX2 or AVX3"));
   }
   if (parallel.backend() != "cpu" && parallel.backend() != "reference") {
     checker.Fail("parallel.backend", absl::StrCat("'", parallel.backend().substr(0, 80),
@@ -193,10 +199,12 @@ void CheckOptimizer(const v1::OptimizerSpec& optimizer, SpecChecker& checker) {
   const bool peak = checker.Positive("optimizer.learning_rate", optimizer.learning_rate());
   const double floor = optimizer.min_learning_rate();
   if (!(std::isfinite(floor) && floor >= 0)) {
-    checker.Fail("optimizer.min_learning_rate", absl::StrCat(floor, " is not a finite number from 0"));
+    checker.Fail("optimizer.min_learning_rate",
+                 absl::StrCat(floor, " is not a finite number from 0"));
   } else if (peak && floor > optimizer.learning_rate()) {
-    checker.Fail("optimizer.min_learning_rate", absl::StrCat(floor, " is above the peak learning_rate ",
-                                                             optimizer.learning_rate()));
+    checker.Fail(
+        "optimizer.min_learning_rate",
+        absl::StrCat(floor, " is above the peak learning_rate ", optimizer.learning_rate()));
   }
   checker.InRange("optimizer.warmup_steps", optimizer.warmup_steps(), 0, int64_t{1} << 31);
   checker.Fraction("optimizer.beta1", optimizer.beta1());
@@ -207,7 +215,8 @@ void CheckOptimizer(const v1::OptimizerSpec& optimizer, SpecChecker& checker) {
                  absl::StrCat(optimizer.weight_decay(), " is not a finite number from 0"));
   }
   if (!(optimizer.clip_norm() > 0)) {
-    checker.Fail("optimizer.clip_norm", absl::StrCat(optimizer.clip_norm(), " is not above 0; .inf "
+    checker.Fail("optimizer.clip_norm", absl::StrCat(optimizer.clip_norm(),
+                                                     " is not above 0; .inf "
                                                      "means no clipping"));
   }
   checker.InRange("optimizer.max_skipped_steps", optimizer.max_skipped_steps(), 1,
@@ -226,13 +235,15 @@ bool CheckTrain(const v1::TrainSpec& train, SpecChecker& checker) {
   return context;
 }
 
-// Whole-context sizes stay below 2^62, so 64-bit arithmetic on them is safe everywhere behind this check.
+// Whole-context sizes stay below 2^62, so 64-bit arithmetic on them is safe everywhere behind this
+// check.
 void CheckSizes(const v1::JobSpec& spec, SpecChecker& checker) {
   const v1::ModelSpec& model = spec.model();
   const double padded = static_cast<double>(PaddedContext(spec));
   const double max = static_cast<double>(kMaxSize);
   const int64_t heads = std::max(model.num_heads(), 2 * model.num_kv_heads());
-  const int64_t width = std::max({model.hidden_size(), heads * model.head_dim(), model.intermediate_size()});
+  const int64_t width =
+      std::max({model.hidden_size(), heads * model.head_dim(), model.intermediate_size()});
   const auto too_large = [&](absl::string_view what) {
     checker.Fail("train.context",
                  absl::StrCat(FormatCount(spec.train().context()), " tokens make ", what,
@@ -243,7 +254,8 @@ void CheckSizes(const v1::JobSpec& spec, SpecChecker& checker) {
   } else if (padded * static_cast<double>(width) * 8 > max) {
     too_large(absl::StrCat("the bytes of one activation, ", FormatCount(width), " columns wide,"));
   } else if (padded * static_cast<double>(model.hidden_size()) *
-                 static_cast<double>(model.num_layers()) * 8 > max) {
+                 static_cast<double>(model.num_layers()) * 8 >
+             max) {
     too_large(absl::StrCat("the bytes of all layer inputs, ", model.num_layers(), " layers of ",
                            FormatCount(model.hidden_size()), " columns,"));
   }
@@ -253,9 +265,12 @@ void CheckSizes(const v1::JobSpec& spec, SpecChecker& checker) {
 
 std::string MethodName(v1::Method method) {
   switch (method) {
-    case v1::METHOD_UPIPE: return "upipe";
-    case v1::METHOD_ULYSSES: return "ulysses";
-    default: return "unspecified";
+    case v1::METHOD_UPIPE:
+      return "upipe";
+    case v1::METHOD_ULYSSES:
+      return "ulysses";
+    default:
+      return "unspecified";
   }
 }
 
@@ -323,18 +338,19 @@ std::vector<std::string> JobSpecWarnings(const v1::JobSpec& spec) {
   const int64_t heads = spec.model().num_heads();
   const int64_t ranks = spec.parallel().ranks();
   if (heads < ranks) {
-    warnings.push_back(absl::StrCat("model.num_heads ", heads, " is below parallel.ranks ", ranks, ": ",
-                                    ranks - heads, " ranks idle during attention"));
+    warnings.push_back(absl::StrCat("model.num_heads ", heads, " is below parallel.ranks ", ranks,
+                                    ": ", ranks - heads, " ranks idle during attention"));
   } else if (heads % ranks != 0) {
     warnings.push_back(absl::StrCat(
-        "model.num_heads ", heads, " does not divide by parallel.ranks ", ranks, ": the busiest rank does ",
-        (heads + ranks - 1) / ranks, " heads against ",
+        "model.num_heads ", heads, " does not divide by parallel.ranks ", ranks,
+        ": the busiest rank does ", (heads + ranks - 1) / ranks, " heads against ",
         absl::SixDigits(static_cast<double>(heads) / static_cast<double>(ranks)), " in balance"));
   }
   const int64_t padding = PaddedContext(spec) - spec.train().context();
   if (padding > 0) {
     warnings.push_back(absl::StrCat("train.context ", FormatCount(spec.train().context()),
-                                    " is padded by ", padding, " tokens to a multiple of ", ranks, " ranks"));
+                                    " is padded by ", padding, " tokens to a multiple of ", ranks,
+                                    " ranks"));
   }
   if (spec.optimizer().warmup_steps() >= spec.train().steps()) {
     warnings.push_back(absl::StrCat("optimizer.warmup_steps ", spec.optimizer().warmup_steps(),

@@ -1,5 +1,6 @@
-// What a JobSpec means: its defaults, and what makes one acceptable. Pure functions shared by client, coordinator and
-// planner, so that a job is refused in the same words wherever it is looked at first.
+// What a JobSpec means: its defaults, and what makes one acceptable. Pure functions shared by
+// client, coordinator and planner, so that a job is refused in the same words wherever it is looked
+// at first.
 #pragma once
 
 #include <cstdint>
@@ -10,27 +11,30 @@
 
 namespace upipe {
 
-// One thing wrong with one field. `field` is a path of proto names ("parallel.heads_per_stage"); `message` gives the
-// numbers and what would be right, without the path.
+// One thing wrong with one field. `field` is a path of proto names ("parallel.heads_per_stage");
+// `message` gives the numbers and what would be right, without the path.
 struct Violation {
   std::string field;
   std::string message;
 };
 
-// `spec` with every absent optional field at the default job.proto writes at it, except those whose default is not
-// known here: train.memory_per_rank (what the worker offers) and parallel.heads_per_stage (required for upipe).
+// `spec` with every absent optional field at the default job.proto writes at it, except those whose
+// default is not known here: train.memory_per_rank (what the worker offers) and
+// parallel.heads_per_stage (required for upipe).
 v1::JobSpec WithDefaults(const v1::JobSpec& spec);
 
-// Every violation of `spec`, in field order; empty when it can be planned. Takes specs with and without defaults. A
-// rule over several fields is looked at only when each of them is in range. After success no product of sizes that
-// the engine forms (elements, bytes or query/key pairs of the whole context) exceeds 2^62.
+// Every violation of `spec`, in field order; empty when it can be planned. Takes specs with and
+// without defaults. A rule over several fields is looked at only when each of them is in range.
+// After success no product of sizes that the engine forms (elements, bytes or query/key pairs of
+// the whole context) exceeds 2^62.
 std::vector<Violation> ValidateJobSpec(const v1::JobSpec& spec);
 
-// Legal but costly: heads that do not divide by ranks, idle ranks, padding. One sentence each, with the numbers.
-// Call for specs without violations.
+// Legal but costly: heads that do not divide by ranks, idle ranks, padding. One sentence each, with
+// the numbers. Call for specs without violations.
 std::vector<std::string> JobSpecWarnings(const v1::JobSpec& spec);
 
-// Tokens the ranks really process: context rounded up to a multiple of ranks (SCHEDULE "Tokens", R = 1, n = 1).
+// Tokens the ranks really process: context rounded up to a multiple of ranks (SCHEDULE "Tokens", R
+// = 1, n = 1).
 int64_t PaddedContext(const v1::JobSpec& spec);
 
 // "upipe", "ulysses", or "unspecified".

@@ -127,11 +127,11 @@ std::string DoubleText(double value) {
 }
 
 std::string StringText(const std::string& text) {
-  const bool plain = !text.empty() && (absl::ascii_isalpha(text[0]) || text[0] == '/') &&
-                     text != "auto" && !absl::EqualsIgnoreCase(text, "null") &&
-                     std::all_of(text.begin(), text.end(), [](char c) {
-                       return absl::ascii_isalnum(c) || absl::StrContains("_./-", absl::string_view(&c, 1));
-                     });
+  const bool plain =
+      !text.empty() && (absl::ascii_isalpha(text[0]) || text[0] == '/') && text != "auto" &&
+      !absl::EqualsIgnoreCase(text, "null") && std::all_of(text.begin(), text.end(), [](char c) {
+        return absl::ascii_isalnum(c) || absl::StrContains("_./-", absl::string_view(&c, 1));
+      });
   if (plain) return text;
   std::string quoted = "\"";
   for (const char c : text) {
@@ -175,7 +175,8 @@ std::string NearestName(absl::string_view word, const std::vector<std::string>& 
       nearest = &name;
     }
   }
-  if (nearest != nullptr && best <= std::max<size_t>(1, std::min(word.size(), nearest->size()) / 3)) {
+  if (nearest != nullptr &&
+      best <= std::max<size_t>(1, std::min(word.size(), nearest->size()) / 3)) {
     return absl::StrCat("; did you mean '", *nearest, "'?");
   }
   return absl::StrCat("; known: ", absl::StrJoin(names, ", "));
@@ -189,7 +190,8 @@ absl::Status SetScalarField(const FieldDescriptor& field, absl::string_view text
     return absl::InvalidArgumentError("auto is not available; name a value");
   }
   if (quoted && !is_string) {
-    return absl::InvalidArgumentError(absl::StrCat(Quoted(text), " is text in quotes; write it without"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(Quoted(text), " is text in quotes; write it without"));
   }
   switch (field.cpp_type()) {
     case FieldDescriptor::CPPTYPE_STRING:

@@ -1,5 +1,5 @@
-// How a single value of a JobSpec is spelled: protobuf scalar field to text and back. Token counts take K and M, memory
-// takes KiB to TiB, enums are short lower-case names.
+// How a single value of a JobSpec is spelled: protobuf scalar field to text and back. Token counts
+// take K and M, memory takes KiB to TiB, enums are short lower-case names.
 #pragma once
 
 #include <google/protobuf/message.h>
@@ -12,8 +12,8 @@
 
 namespace upipe {
 
-// Sets `field` of `message` from `text`; `quoted` when the file had it in quotes. InvalidArgument says what is wrong
-// with the text, without the field's path.
+// Sets `field` of `message` from `text`; `quoted` when the file had it in quotes. InvalidArgument
+// says what is wrong with the text, without the field's path.
 absl::Status SetScalarField(const google::protobuf::FieldDescriptor& field, absl::string_view text,
                             bool quoted, google::protobuf::Message& message);
 

@@ -51,27 +51,33 @@ bool IsMessage(const FieldDescriptor& field) {
 
 const char* Describe(const YamlNode& node) {
   switch (node.kind) {
-    case YamlNode::Kind::kNull: return "nothing";
-    case YamlNode::Kind::kScalar: return "a single value";
-    case YamlNode::Kind::kMap: return "fields of its own";
-    case YamlNode::Kind::kSequence: return "a list";
+    case YamlNode::Kind::kNull:
+      return "nothing";
+    case YamlNode::Kind::kScalar:
+      return "a single value";
+    case YamlNode::Kind::kMap:
+      return "fields of its own";
+    case YamlNode::Kind::kSequence:
+      return "a list";
   }
   return "";
 }
 
-// Fills one JobSpec from a tree and overrides, collecting what is wrong and where each field was given.
+// Fills one JobSpec from a tree and overrides, collecting what is wrong and where each field was
+// given.
 class SpecReader {
  public:
   explicit SpecReader(absl::string_view filename) : filename_(filename) {}
 
   void ReadFile(absl::string_view text) {
     if (text.size() > kMaxJobSpecBytes) {
-      Fail(AtLine(1), "", absl::StrCat("has ", text.size(), " bytes; a job file has at most ",
-                                       kMaxJobSpecBytes));
+      Fail(AtLine(1), "",
+           absl::StrCat("has ", text.size(), " bytes; a job file has at most ", kMaxJobSpecBytes));
       return;
     }
     YamlNode root;
-    for (const YamlError& error : ParseYamlTree(text, root)) Fail(AtLine(error.line), "", error.message);
+    for (const YamlError& error : ParseYamlTree(text, root))
+      Fail(AtLine(error.line), "", error.message);
     has_fields_ = violations_.empty() && root.kind == YamlNode::Kind::kMap;
     if (violations_.empty()) ReadFields(root, "", spec_);
   }
@@ -79,8 +85,9 @@ class SpecReader {
   void ReadOverride(absl::string_view text) {
     const std::pair<std::string, std::string> parts = absl::StrSplit(text, absl::MaxSplits('=', 1));
     if (!absl::StrContains(text, '=')) {
-      Fail("--set", "", absl::StrCat("'", text.substr(0, 80), "' has no '='; write path=value, e.g. ",
-                                     "train.steps=100"));
+      Fail("--set", "",
+           absl::StrCat("'", text.substr(0, 80), "' has no '='; write path=value, e.g. ",
+                        "train.steps=100"));
       return;
     }
     Message* message = &spec_;
@@ -94,8 +101,9 @@ class SpecReader {
       }
       path = Join(path, names[i]);
       if (IsMessage(*field) != (i + 1 < names.size())) {
-        Fail("--set", path, IsMessage(*field) ? "has fields of its own; name one of them, separated by '.'"
-                                              : "is a single value without fields");
+        Fail("--set", path,
+             IsMessage(*field) ? "has fields of its own; name one of them, separated by '.'"
+                               : "is a single value without fields");
         return;
       }
       if (IsMessage(*field)) {
@@ -106,8 +114,8 @@ class SpecReader {
     }
   }
 
-  // Everything wrong with the text, then with the values it gave. A field already reported is not reported again,
-  // and a text that is no set of fields is not also told which ones it lacks.
+  // Everything wrong with the text, then with the values it gave. A field already reported is not
+  // reported again, and a text that is no set of fields is not also told which ones it lacks.
   std::vector<std::string> Finish() {
     if (has_fields_) {
       for (const Violation& violation : ValidateJobSpec(spec_)) {
@@ -154,7 +162,8 @@ class SpecReader {
     for (size_t i = 0; i + 1 < node.children.size(); i += 2) {
       const YamlNode& key = node.children[i];
       if (key.kind != YamlNode::Kind::kScalar) {
-        Fail(AtLine(key.line), path, absl::StrCat("a field name is expected, but ", Describe(key), " is given"));
+        Fail(AtLine(key.line), path,
+             absl::StrCat("a field name is expected, but ", Describe(key), " is given"));
         continue;
       }
       const FieldDescriptor* field = FindField(*message.GetDescriptor(), key.scalar);
@@ -180,7 +189,8 @@ class SpecReader {
     } else if (IsMessage(field)) {
       ReadFields(value, path, *message.GetReflection()->MutableMessage(&message, &field));
     } else if (value.kind != YamlNode::Kind::kScalar) {
-      Fail(location, path, absl::StrCat("a single value is expected, but ", Describe(value), " is given"));
+      Fail(location, path,
+           absl::StrCat("a single value is expected, but ", Describe(value), " is given"));
     } else {
       SetScalar(location, path, field, value.scalar, value.quoted, message);
     }

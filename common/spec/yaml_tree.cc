@@ -19,7 +19,8 @@ namespace {
 
 int LineOf(const YAML::Mark& mark) { return mark.line + 1; }
 
-// Bytes of the well-formed UTF-8 character at the start of `text`; 0 when it is none (overlong, surrogate, cut off).
+// Bytes of the well-formed UTF-8 character at the start of `text`; 0 when it is none (overlong,
+// surrogate, cut off).
 size_t Utf8Length(absl::string_view text) {
   const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[i]); };
   const uint8_t first = byte(0);
@@ -41,7 +42,8 @@ std::vector<YamlError> CheckCharacters(absl::string_view text) {
   while (!text.empty()) {
     const size_t length = Utf8Length(text);
     const auto first = static_cast<uint8_t>(text[0]);
-    if (length == 0) return {{line, absl::StrFormat("byte 0x%02x is not part of UTF-8 text", first)}};
+    if (length == 0)
+      return {{line, absl::StrFormat("byte 0x%02x is not part of UTF-8 text", first)}};
     if (first == '\t') return {{line, "contains a tab; indent and separate with spaces"}};
     if ((first < 0x20 && first != '\n' && first != '\r') || first == 0x7f) {
       return {{line, absl::StrFormat("contains the control character 0x%02x", first)}};
@@ -60,7 +62,8 @@ class TreeBuilder : public YAML::EventHandler {
   std::vector<YamlError> TakeErrors() { return std::move(errors_); }
 
   void OnDocumentStart(const YAML::Mark& mark) override {
-    if (++documents_ == 2) errors_.push_back({LineOf(mark), "a second document begins; one file is one job"});
+    if (++documents_ == 2)
+      errors_.push_back({LineOf(mark), "a second document begins; one file is one job"});
   }
   void OnDocumentEnd() override {}
   void OnNull(const YAML::Mark& mark, YAML::anchor_t) override {
@@ -91,7 +94,8 @@ class TreeBuilder : public YAML::EventHandler {
  private:
   void CheckTag(const YAML::Mark& mark, const std::string& tag) {
     if (tag.empty() || tag == "?" || tag == "!") return;
-    errors_.push_back({LineOf(mark), absl::StrCat("tags are not accepted: '", tag.substr(0, 80), "'")});
+    errors_.push_back(
+        {LineOf(mark), absl::StrCat("tags are not accepted: '", tag.substr(0, 80), "'")});
   }
   void Add(YamlNode node) {
     if (documents_ > 1) return;
@@ -124,7 +128,8 @@ std::vector<YamlError> ParseYamlTree(absl::string_view text, YamlNode& root) {
     // At most two: yaml-cpp 0.7 yields empty documents for ever at a stray "," or "]".
     if (parser.HandleNextDocument(builder)) parser.HandleNextDocument(builder);
   } catch (const YAML::Exception& error) {
-    syntax = {error.mark.is_null() ? 1 : LineOf(error.mark), absl::StrCat("is no YAML: ", error.msg)};
+    syntax = {error.mark.is_null() ? 1 : LineOf(error.mark),
+              absl::StrCat("is no YAML: ", error.msg)};
   } catch (const std::exception& error) {
     syntax = {1, absl::StrCat("is no YAML: ", error.what())};
   }

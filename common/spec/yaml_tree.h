@@ -1,6 +1,7 @@
-// One YAML document as a plain tree with line numbers: what the field walk reads. Separate from it because only this
-// part touches yaml-cpp, and because everything about untrusted text is refused here: bytes that are no UTF-8, tabs,
-// control characters, aliases (with them bombs and cycles), tags, further documents, nesting, oversize.
+// One YAML document as a plain tree with line numbers: what the field walk reads. Separate from it
+// because only this part touches yaml-cpp, and because everything about untrusted text is refused
+// here: bytes that are no UTF-8, tabs, control characters, aliases (with them bombs and cycles),
+// tags, further documents, nesting, oversize.
 #pragma once
 
 #include <string>
@@ -13,8 +14,8 @@ namespace upipe {
 struct YamlNode {
   enum class Kind { kNull, kScalar, kMap, kSequence };
   Kind kind = Kind::kNull;
-  int line = 0;           // 1-based
-  bool quoted = false;    // of a scalar: 'x', "x" or a block
+  int line = 0;         // 1-based
+  bool quoted = false;  // of a scalar: 'x', "x" or a block
   std::string scalar;
   std::vector<YamlNode> children;  // of a map: key, value, key, value, ..
 };

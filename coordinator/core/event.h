@@ -1,5 +1,5 @@
-// What can happen to the coordinator's core, and what it wants done. Values only: sockets, files, threads and child
-// processes belong to coordinator/runtime.
+// What can happen to the coordinator's core, and what it wants done. Values only: sockets, files,
+// threads and child processes belong to coordinator/runtime.
 #pragma once
 
 #include <cstdint>
@@ -44,7 +44,6 @@ struct PlanFinished {
 };
 struct HelloReceived {
   SessionId session = 0;
-  uint64_t sequence = 0;
   v1::Hello hello;
 };
 struct HeartbeatReceived {
@@ -107,8 +106,8 @@ struct LogNote {
 using Action = std::variant<ReplyJob, SendToWorker, CloseSession, StartPlanner, KillPlanner,
                             PublishJob, PublishReport, LogNote>;
 
-// Outcome of one step. `actions` may be carried out only once `batches`, and those of every step before, are durable.
-// A batch is atomic; batches are committed in order, each one store revision.
+// Outcome of one step. `actions` may be carried out only once `batches`, and those of every step
+// before, are durable. A batch is atomic; batches are committed in order, each one store revision.
 struct Actions {
   std::vector<Batch> batches;
   std::vector<Action> actions;

@@ -1,4 +1,5 @@
-// Submit, plan, cancel, stop and end: the rows of the job table that do not start from a rank's report.
+// Submit, plan, cancel, stop and end: the rows of the job table that do not start from a rank's
+// report.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
@@ -34,19 +35,27 @@ v1::Cause Bounded(v1::Cause cause) {
 
 const char* KindOf(v1::JobState state) {
   switch (state) {
-    case v1::JOB_STATE_SUCCEEDED: return "SUCCEEDED";
-    case v1::JOB_STATE_FAILED: return "FAILED";
-    case v1::JOB_STATE_CANCELLED: return "CANCELLED";
-    default: return "UNSPECIFIED";
+    case v1::JOB_STATE_SUCCEEDED:
+      return "SUCCEEDED";
+    case v1::JOB_STATE_FAILED:
+      return "FAILED";
+    case v1::JOB_STATE_CANCELLED:
+      return "CANCELLED";
+    default:
+      return "UNSPECIFIED";
   }
 }
 
 const char* NameOf(v1::StopIntent intent) {
   switch (intent) {
-    case v1::STOP_INTENT_FAIL: return "fail";
-    case v1::STOP_INTENT_CANCEL: return "cancel";
-    case v1::STOP_INTENT_SUCCEED: return "succeed";
-    default: return "unspecified";
+    case v1::STOP_INTENT_FAIL:
+      return "fail";
+    case v1::STOP_INTENT_CANCEL:
+      return "cancel";
+    case v1::STOP_INTENT_SUCCEED:
+      return "succeed";
+    default:
+      return "unspecified";
   }
 }
 
@@ -54,7 +63,8 @@ const char* NameOf(v1::StopIntent intent) {
 
 int64_t PlannedBytesPerRank(const v1::RunPlan& plan) {
   int64_t bytes = 0;
-  for (const v1::RankPlan& rank : plan.ranks()) bytes = std::max(bytes, rank.memory().arena_bytes());
+  for (const v1::RankPlan& rank : plan.ranks())
+    bytes = std::max(bytes, rank.memory().arena_bytes());
   return bytes;
 }
 
@@ -75,8 +85,8 @@ void Turn::Handle(const SubmitReceived& event) {
                                  " slots together; add workers or lower parallel.ranks")));
   }
   if (state_.jobs.contains(event.job_id)) {
-    return Reply(event.call, absl::UnavailableError(absl::StrCat("job id ", event.job_id,
-                                                                 " is taken; submit again")));
+    return Reply(event.call, absl::UnavailableError(
+                                 absl::StrCat("job id ", event.job_id, " is taken; submit again")));
   }
   Job& job = state_.jobs[event.job_id];
   job.record.set_id(event.job_id);
@@ -103,10 +113,10 @@ void Turn::Handle(const PlanFinished& event) {
     job->record.set_planner_crashes(crashes);
     AddEvent(*job, "PLANNER_CRASH", event.result.status().message());
     if (crashes < kPlannerCrashesToFail) return;
-    return FailUnplaced(*job, v1::CAUSE_KIND_INTERNAL,
-                        absl::StrCat("planning this spec ended ", crashes,
-                                     " times without a result, last: ",
-                                     event.result.status().message()));
+    return FailUnplaced(
+        *job, v1::CAUSE_KIND_INTERNAL,
+        absl::StrCat("planning this spec ended ", crashes,
+                     " times without a result, last: ", event.result.status().message()));
   }
   switch (event.result->result_case()) {
     case v1::PlanResult::kPlan:
@@ -121,8 +131,9 @@ void Turn::Handle(const PlanFinished& event) {
 void Turn::AcceptPlan(Job& job, const v1::RunPlan& plan) {
   const int ranks = job.record.spec().parallel().ranks();
   if (plan.ranks_size() != ranks) {
-    return FailUnplaced(job, v1::CAUSE_KIND_INTERNAL,
-                        absl::StrCat("the planner planned ", plan.ranks_size(), " ranks of ", ranks));
+    return FailUnplaced(
+        job, v1::CAUSE_KIND_INTERNAL,
+        absl::StrCat("the planner planned ", plan.ranks_size(), " ranks of ", ranks));
   }
   const size_t plan_bytes = plan.ByteSizeLong();
   if (plan_bytes > kMaxPlanBytes) {
@@ -132,6 +143,14 @@ void Turn::AcceptPlan(Job& job, const v1::RunPlan& plan) {
   }
   const int64_t needed = PlannedBytesPerRank(plan);
   const std::optional<int64_t> offered = OfferedBytesPerRank(state_, ranks);
+  const v1::TrainSpec& train = job.record.spec().train();
+  if (train.has_memory_per_rank() && needed > train.memory_per_rank()) {
+    return FailUnplaced(job, v1::CAUSE_KIND_PLAN_REFUSED,
+                        absl::StrCat("the plan takes ", FormatBytes(needed), " (", needed,
+                                     " bytes) per rank, train.memory_per_rank is ",
+                                     FormatBytes(train.memory_per_rank()), " (",
+                                     train.memory_per_rank(), " bytes); raise it"));
+  }
   if (offered && needed > *offered) {
     return FailUnplaced(
         job, v1::CAUSE_KIND_PLAN_REFUSED,
@@ -185,21 +204,17 @@ void Turn::Stop(Job& job, v1::StopIntent intent, v1::Cause cause) {
   if (intent != v1::STOP_INTENT_SUCCEED && !job.record.has_cause()) {
     *job.record.mutable_cause() = Bounded(cause);
   }
-  AddEvent(job, "STOPPING", absl::StrCat(NameOf(intent), cause.message().empty() ? "" : ": ",
-                                         cause.message()));
+  AddEvent(job, "STOPPING",
+           absl::StrCat(NameOf(intent), cause.message().empty() ? "" : ": ", cause.message()));
   if (!stopping) {
     job.record.set_state(v1::JOB_STATE_STOPPING);
-    const absl::Duration grace = intent == v1::STOP_INTENT_CANCEL ? state_.timing.kill_bound / 2
-                                                                  : absl::ZeroDuration();
+    const absl::Duration grace =
+        intent == v1::STOP_INTENT_CANCEL ? state_.timing.kill_bound / 2 : absl::ZeroDuration();
     job.attempt->kill_at = now_.boot + grace;
     for (v1::RankRecord& rank : *job.attempt->record.mutable_ranks()) {
-      Node* node = FindNode(rank.worker());
-      if (node == nullptr) continue;
-      if (node->lost && rank.state() != v1::RANK_STATE_GONE) {
+      const Node* node = FindNode(rank.worker());
+      if (node != nullptr && node->lost && rank.state() != v1::RANK_STATE_GONE) {
         rank.set_state(v1::RANK_STATE_PRESUMED_GONE);
-      }
-      for (Slot& slot : node->slots) {
-        if (slot.holder && slot.holder->job_id == job.record.id()) slot.holder->since = now_.boot;
       }
     }
   }
@@ -223,8 +238,7 @@ void Turn::SendStops(const Job& job) {
   for (const v1::RankRecord& rank : job.attempt->record.ranks()) {
     if (rank.state() != v1::RANK_STATE_GONE) workers.insert(rank.worker());
   }
-  const absl::Duration grace =
-      std::max(absl::ZeroDuration(), job.attempt->kill_at - now_.boot);
+  const absl::Duration grace = std::max(absl::ZeroDuration(), job.attempt->kill_at - now_.boot);
   for (const std::string& worker : workers) {
     const Node* node = FindNode(worker);
     if (node != nullptr) SendStop(*node, FenceOf(job), grace, job.record.cause().message());
@@ -251,9 +265,10 @@ void Turn::EndIfGone(Job& job) {
   const v1::StopIntent intent = job.record.intent();
   const bool early = intent == v1::STOP_INTENT_FAIL && dead;
   if (!reachable_gone || !(all_over || early)) {
-    return SetReason(job, awaited.empty() ? ""
-                                          : absl::StrCat("waits for proof that its ranks are gone on ",
-                                                         absl::StrJoin(awaited, ", ")));
+    return SetReason(job, awaited.empty()
+                              ? ""
+                              : absl::StrCat("waits for proof that its ranks are gone on ",
+                                             absl::StrJoin(awaited, ", ")));
   }
   const v1::JobState end = intent == v1::STOP_INTENT_SUCCEED  ? v1::JOB_STATE_SUCCEEDED
                            : intent == v1::STOP_INTENT_CANCEL ? v1::JOB_STATE_CANCELLED

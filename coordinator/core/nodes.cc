@@ -1,4 +1,5 @@
-// Workers: hello and reconciliation (CONTROL-PLANE, Timing 3 and 4), silence, and what is said again as time passes.
+// Workers: hello and reconciliation (CONTROL-PLANE, Timing 3 and 4), silence, and what is said
+// again as time passes.
 #include <algorithm>
 #include <tuple>
 
@@ -15,11 +16,9 @@ namespace {
 constexpr int kMaxSlots = 1024;
 
 bool IsWorkerName(const std::string& name) {
-  return !name.empty() && name.size() <= 63 &&
-         std::all_of(name.begin(), name.end(), [](char c) {
-           return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '.' || c == '_' ||
-                  c == '-';
-         });
+  return !name.empty() && name.size() <= 63 && std::all_of(name.begin(), name.end(), [](char c) {
+    return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '.' || c == '_' || c == '-';
+  });
 }
 
 v1::NodeRecord RecordOf(const v1::Hello& hello) {
@@ -58,36 +57,35 @@ bool Turn::IsReachable(const std::string& worker) {
 absl::Status Turn::CheckHello(const HelloReceived& event) {
   const v1::Hello& hello = event.hello;
   if (!IsWorkerName(hello.worker())) {
-    return absl::InvalidArgumentError(absl::StrCat("worker name '", hello.worker(),
-                                                   "' is not [a-zA-Z0-9._-]{1,63}"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("worker name '", hello.worker(), "' is not [a-zA-Z0-9._-]{1,63}"));
   }
   if (hello.num_slots() < 1 || hello.num_slots() > kMaxSlots) {
-    return absl::InvalidArgumentError(absl::StrCat("worker ", hello.worker(), " has ",
-                                                   hello.num_slots(), " slots, must be 1 to ",
-                                                   kMaxSlots));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "worker ", hello.worker(), " has ", hello.num_slots(), " slots, must be 1 to ", kMaxSlots));
   }
   if (hello.incarnation().empty() || hello.memory_per_rank_bytes() < 1) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "worker ", hello.worker(), " says hello without an incarnation or with ",
-        hello.memory_per_rank_bytes(), " bytes per rank"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("worker ", hello.worker(), " says hello without an incarnation or with ",
+                     hello.memory_per_rank_bytes(), " bytes per rank"));
   }
   if (hello.epoch() > state_.epoch) {
     return absl::AbortedError(absl::StrCat("worker ", hello.worker(), " has seen epoch ",
-                                           hello.epoch(), ", this coordinator is at ",
-                                           state_.epoch, ": it is not the latest one"));
+                                           hello.epoch(), ", this coordinator is at ", state_.epoch,
+                                           ": it is not the latest one"));
   }
   const Node* known = FindNode(hello.worker());
   if (known == nullptr) return absl::OkStatus();
   const bool same = known->record.incarnation() == hello.incarnation();
   if (!same && known->session != event.session &&
       StateOf(state_, *known, now_.boot) == v1::NODE_STATE_READY) {
-    return absl::AlreadyExistsError(absl::StrCat(
-        "another worker named ", hello.worker(), " is connected; give this one another --name"));
+    return absl::AlreadyExistsError(absl::StrCat("another worker named ", hello.worker(),
+                                                 " is connected; give this one another --name"));
   }
   if (same && known->record.num_slots() != hello.num_slots()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "worker ", hello.worker(), " said ", known->record.num_slots(), " slots, now ",
-        hello.num_slots(), ", without a new incarnation"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("worker ", hello.worker(), " said ", known->record.num_slots(), " slots, now ",
+                     hello.num_slots(), ", without a new incarnation"));
   }
   return absl::OkStatus();
 }
@@ -122,9 +120,6 @@ void Turn::Handle(const HelloReceived& event) {
   *ack.mutable_hello_ack()->mutable_timing() = state_.timing.ToProto();
   Send(node, std::move(ack));
   Adopt(node, event, new_incarnation);
-  v1::CoordinatorMessage rank_ack;
-  rank_ack.mutable_rank_ack()->set_sequence(event.sequence);
-  Send(node, std::move(rank_ack));
 }
 
 void Turn::Adopt(Node& node, const HelloReceived& event, bool new_incarnation) {
@@ -152,7 +147,8 @@ void Turn::ReleaseUnlisted(Node& node, const v1::Hello& hello, bool new_incarnat
   }
 }
 
-// The worker does not know the rank that holds this slot: a proof that it is gone, unless its Start never arrived.
+// The worker does not know the rank that holds this slot: a proof that it is gone, unless its Start
+// never arrived.
 void Turn::RankLost(Node& node, Slot& slot, bool new_incarnation) {
   const SlotHolder holder = *slot.holder;
   v1::Fence fence;
@@ -215,8 +211,9 @@ void Turn::CheckSilence(Node& node) {
   if (silent >= state_.timing.Expiry()) return LoseNode(node);
   if (silent < state_.timing.SuspectAfter() || !node.greeted || node.suspect_told) return;
   node.suspect_told = true;
-  TellJobs(node, "SUSPECT",
-           absl::StrCat("worker ", node.record.worker(), " is silent for ", FormatDuration(silent)));
+  TellJobs(
+      node, "SUSPECT",
+      absl::StrCat("worker ", node.record.worker(), " is silent for ", FormatTimeSpan(silent)));
 }
 
 void Turn::TellJobs(const Node& node, absl::string_view kind, const std::string& message) {
@@ -233,7 +230,7 @@ void Turn::TellJobs(const Node& node, absl::string_view kind, const std::string&
 void Turn::LoseNode(Node& node) {
   const std::string& worker = node.record.worker();
   const std::string message = absl::StrCat("worker ", worker, " is lost: silent for ",
-                                           FormatDuration(now_.boot - node.last_heard));
+                                           FormatTimeSpan(now_.boot - node.last_heard));
   node.lost = true;
   node.greeted = false;
   if (node.session != 0) {
@@ -247,8 +244,7 @@ void Turn::LoseNode(Node& node) {
     fence.set_generation(slot.holder->generation);
     fence.set_nonce(slot.holder->nonce);
     Job* job = FindJob(slot.holder->job_id);
-    v1::RankRecord* rank =
-        job == nullptr ? nullptr : MatchingRank(*job, fence, slot.holder->rank);
+    v1::RankRecord* rank = job == nullptr ? nullptr : MatchingRank(*job, fence, slot.holder->rank);
     if (rank == nullptr || rank->state() >= v1::RANK_STATE_GONE) continue;
     rank->set_state(v1::RANK_STATE_PRESUMED_GONE);
     Dirty(*job);
@@ -263,18 +259,18 @@ void Turn::CheckStartDeadline(Job& job) {
   if (now_.boot - job.attempt->last_launch < state_.timing.start_deadline) return;
   std::vector<std::string> late;
   int first = -1;
-  const v1::RankState due =
-      job.attempt->peers_sent ? v1::RANK_STATE_RUNNING : v1::RANK_STATE_READY;
+  const v1::RankState due = job.attempt->peers_sent ? v1::RANK_STATE_RUNNING : v1::RANK_STATE_READY;
   for (int r = 0; r < job.attempt->record.ranks_size(); ++r) {
     const v1::RankRecord& rank = job.attempt->record.ranks(r);
     if (rank.state() >= due) continue;
     if (first < 0) first = r;
     late.push_back(absl::StrCat("rank ", r, " on ", rank.worker()));
   }
-  Fail(job, v1::CAUSE_KIND_LAUNCH,
-       absl::StrCat("not ", job.attempt->peers_sent ? "past the first barrier" : "ready", " within ",
-                    FormatDuration(state_.timing.start_deadline), ": ", absl::StrJoin(late, ", ")),
-       first);
+  Fail(
+      job, v1::CAUSE_KIND_LAUNCH,
+      absl::StrCat("not ", job.attempt->peers_sent ? "past the first barrier" : "ready", " within ",
+                   FormatTimeSpan(state_.timing.start_deadline), ": ", absl::StrJoin(late, ", ")),
+      first);
 }
 
 // What `only` (or every worker) should have been told about a job and may have missed.
@@ -282,16 +278,16 @@ void Turn::ResendJob(const Job& job, const Node* only) {
   if (!job.attempt || IsTerminal(job.record.state())) return;
   if (job.record.state() == v1::JOB_STATE_STOPPING) return SendStops(job);
   if (job.record.state() != v1::JOB_STATE_STARTING) return;
-  std::set<const Node*> meeting;
+  std::set<std::string> meeting;
   for (int r = 0; r < job.attempt->record.ranks_size(); ++r) {
     const v1::RankRecord& rank = job.attempt->record.ranks(r);
     const Node* node = FindNode(rank.worker());
     if (node == nullptr || (only != nullptr && node != only)) continue;
     if (rank.state() == v1::RANK_STATE_PLACED) SendStart(job, r);
-    if (rank.state() < v1::RANK_STATE_RUNNING) meeting.insert(node);
+    if (rank.state() < v1::RANK_STATE_RUNNING) meeting.insert(rank.worker());
   }
   if (!job.attempt->peers_sent) return;
-  for (const Node* node : meeting) SendPeers(job, *node);
+  for (const std::string& worker : meeting) SendPeers(job, *FindNode(worker));
 }
 
 void Turn::ResendAll() {

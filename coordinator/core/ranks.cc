@@ -14,7 +14,8 @@ bool Holds(const SlotHolder& holder, const v1::RankRef& ref) {
          holder.nonce == ref.fence().nonce() && holder.rank == ref.rank();
 }
 
-// Why the rank of this report failed: the worker's own finding, or what follows from the exit itself.
+// Why the rank of this report failed: the worker's own finding, or what follows from the exit
+// itself.
 v1::Cause CauseOf(const v1::RankReport& report, const v1::RankRecord& rank) {
   v1::Cause cause = report.cause();
   const int number = report.ref().rank();
@@ -40,7 +41,8 @@ v1::Cause CauseOf(const v1::RankReport& report, const v1::RankRecord& rank) {
   return cause;
 }
 
-// Whether a rank's own end explains more than the cause found so far (DESIGN section 7: the order of causes).
+// Whether a rank's own end explains more than the cause found so far (DESIGN section 7: the order
+// of causes).
 bool Explains(const v1::Cause& found, const v1::Cause& known) {
   return found.kind() <= v1::CAUSE_KIND_EXIT_CODE && found.kind() < known.kind();
 }
@@ -136,27 +138,34 @@ void Turn::ApplyReport(Node& node, const v1::RankReport& report) {
   if (report.state() == v1::RANK_STATE_GONE) {
     if (slot.holder && Holds(*slot.holder, report.ref())) slot.holder.reset();
   } else if (!slot.holder) {
-    slot.holder = SlotHolder{fence.job_id(), fence.generation(), fence.nonce(),
-                             report.ref().rank(), now_.boot};
+    slot.holder =
+        SlotHolder{fence.job_id(), fence.generation(), fence.nonce(), report.ref().rank()};
   }
-  if (rank == nullptr) return Disown(node, slot, report, job);
+  if (slot.holder && Holds(*slot.holder, report.ref()) &&
+      slot.holder->quarantined != report.quarantined()) {
+    slot.holder->quarantined = report.quarantined();
+    Note(absl::StrCat(
+        "worker ", node.record.worker(), " slot ", index,
+        report.quarantined() ? " is quarantined: rank " : " is out of quarantine: rank ",
+        report.ref().rank(), " of job ", fence.job_id()));
+  }
+  if (rank == nullptr) return Disown(node, report, job);
   if (!IsTerminal(job->record.state())) return ApplyCurrent(*job, report);
-  if (report.state() != v1::RANK_STATE_GONE) return Disown(node, slot, report, job);
+  if (report.state() != v1::RANK_STATE_GONE) return Disown(node, report, job);
   rank->set_state(v1::RANK_STATE_GONE);
   Dirty(*job);
 }
 
 // A rank nobody wants: of no known job, of an older attempt, or of a job that ended.
-void Turn::Disown(Node& node, Slot& slot, const v1::RankReport& report, Job* job) {
+void Turn::Disown(const Node& node, const v1::RankReport& report, const Job* job) {
   if (report.state() == v1::RANK_STATE_GONE) return;
-  const std::string name = absl::StrCat("rank ", report.ref().rank(), " of job ",
-                                        report.ref().fence().job_id(), " generation ",
-                                        report.ref().fence().generation());
+  const std::string name =
+      absl::StrCat("rank ", report.ref().rank(), " of job ", report.ref().fence().job_id(),
+                   " generation ", report.ref().fence().generation());
   if (job == nullptr) {
     Note(absl::StrCat("ORPHAN: worker ", node.record.worker(), " slot ", report.slot(), " runs ",
                       name, ", which is in no record; killed"));
   }
-  if (slot.holder && Holds(*slot.holder, report.ref())) slot.holder->since = now_.boot;
   SendStop(node, report.ref().fence(), absl::ZeroDuration(),
            job == nullptr ? "the coordinator knows no such job" : "superseded or ended");
 }

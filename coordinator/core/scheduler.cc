@@ -29,15 +29,16 @@ void Turn::Schedule() {
   }
 }
 
-// A job that more slots might serve waits for workers to join, but not for ever. True when it failed.
+// A job that more slots might serve waits for workers to join, but not for ever. True when it
+// failed.
 bool Turn::RefuseOverCapacity(Job& job, int64_t slots, std::string reason) {
   SetReason(job, reason);
   const BootTime since = std::max(job.known_since, state_.last_node_joined);
   if (now_.boot - since < state_.timing.start_deadline) return false;
-  FailUnplaced(job, v1::CAUSE_KIND_PLAN_REFUSED,
-               absl::StrCat(reason, "; no worker joined for ",
-                            FormatDuration(state_.timing.start_deadline),
-                            slots == 0 ? "; start workers" : "; add workers or lower parallel.ranks"));
+  FailUnplaced(
+      job, v1::CAUSE_KIND_PLAN_REFUSED,
+      absl::StrCat(reason, "; no worker joined for ", FormatTimeSpan(state_.timing.start_deadline),
+                   slots == 0 ? "; start workers" : "; add workers or lower parallel.ranks"));
   return true;
 }
 
@@ -46,8 +47,9 @@ void Turn::StartPlanning(Job& job) {
   std::optional<int64_t> bytes = OfferedBytesPerRank(state_, ranks);
   if (!bytes) {
     const int64_t slots = NumKnownSlots(state_);
-    RefuseOverCapacity(job, slots, absl::StrCat("needs ", ranks, " slots, the ",
-                                                state_.nodes.size(), " known workers have ", slots));
+    RefuseOverCapacity(job, slots,
+                       absl::StrCat("needs ", ranks, " slots, the ", state_.nodes.size(),
+                                    " known workers have ", slots));
     return;
   }
   SetReason(job, "");
@@ -86,17 +88,16 @@ bool Turn::TryPlace(Job& job, absl::string_view ahead) {
     return true;
   }
   if (!ahead.empty() || free < ranks) {
-    SetReason(job, !ahead.empty()
-                       ? absl::StrCat("behind ", ahead)
-                       : absl::StrCat("needs ", ranks, " slots, ", free, " of ", known, " are free",
-                                      silent == 0 ? ""
-                                                  : absl::StrCat(", ", silent,
-                                                                 " belong to silent workers")));
+    SetReason(
+        job, !ahead.empty()
+                 ? absl::StrCat("behind ", ahead)
+                 : absl::StrCat(
+                       "needs ", ranks, " slots, ", free, " of ", known, " are free",
+                       silent == 0 ? "" : absl::StrCat(", ", silent, " belong to silent workers")));
     return false;
   }
-  std::stable_sort(offers.begin(), offers.end(), [](const auto& a, const auto& b) {
-    return a.second.size() > b.second.size();
-  });
+  std::stable_sort(offers.begin(), offers.end(),
+                   [](const auto& a, const auto& b) { return a.second.size() > b.second.size(); });
   std::vector<std::pair<Node*, int>> places;
   for (const auto& [node, slots] : offers) {
     for (int slot : slots) {
@@ -127,7 +128,7 @@ void Turn::Place(Job& job, const std::vector<std::pair<Node*, int>>& places) {
     rank.set_slot(slot);
     rank.set_state(v1::RANK_STATE_PLACED);
     node->slots[slot].holder =
-        SlotHolder{job.record.id(), generation, attempt.record.nonce(), number++, now_.boot};
+        SlotHolder{job.record.id(), generation, attempt.record.nonce(), number++};
   }
   state_.queue.erase(job.record.submit_number());
   state_.active.insert(job.record.id());

@@ -12,8 +12,8 @@ template <typename Message>
 absl::StatusOr<Message> Parse(const Entry& entry) {
   Message message;
   if (!message.ParseFromString(entry.value)) {
-    return absl::DataLossError(
-        absl::StrCat("store record ", entry.key, " of ", entry.value.size(), " bytes does not parse"));
+    return absl::DataLossError(absl::StrCat("store record ", entry.key, " of ", entry.value.size(),
+                                            " bytes does not parse"));
   }
   return message;
 }
@@ -74,7 +74,7 @@ absl::Status LoadAttempts(Store& store, State& state, BootTime now) {
       if (!HoldsSlot(placed) || node == state.nodes.end()) continue;
       if (placed.slot() >= static_cast<int>(node->second.slots.size())) continue;
       node->second.slots[placed.slot()].holder =
-          SlotHolder{record.job_id(), record.generation(), record.nonce(), rank, now};
+          SlotHolder{record.job_id(), record.generation(), record.nonce(), rank};
     }
     Job& job = found->second;
     if (record.generation() != job.record.generation()) continue;
@@ -140,13 +140,7 @@ v1::NodeState StateOf(const State& state, const Node& node, BootTime now) {
 v1::SlotState StateOf(const State& state, const Node& node, const Slot& slot, BootTime now) {
   if (StateOf(state, node, now) != v1::NODE_STATE_READY) return v1::SLOT_STATE_UNKNOWN;
   if (!slot.holder) return v1::SLOT_STATE_FREE;
-  const auto job = state.jobs.find(slot.holder->job_id);
-  const bool live = job != state.jobs.end() && !IsTerminal(job->second.record.state()) &&
-                    job->second.record.state() != v1::JOB_STATE_STOPPING &&
-                    job->second.record.generation() == slot.holder->generation;
-  const BootTime proof_due =
-      slot.holder->since + 2 * state.timing.kill_bound + state.timing.margin;
-  if (!live && now > proof_due) return v1::SLOT_STATE_QUARANTINED;
+  if (slot.holder->quarantined) return v1::SLOT_STATE_QUARANTINED;
   return v1::SLOT_STATE_BUSY;
 }
 

@@ -1,5 +1,5 @@
-// Everything the coordinator knows: jobs, their latest attempt, nodes and who holds each slot. Filled from the store at
-// start, then changed only by Step.
+// Everything the coordinator knows: jobs, their latest attempt, nodes and who holds each slot.
+// Filled from the store at start, then changed only by Step.
 #pragma once
 
 #include <cstdint>
@@ -43,8 +43,8 @@ struct Job {
   bool planner_running = false;
   bool plan_unsaved = false;
   bool request_unsaved = false;
-  std::string reason;   // PLANNING, QUEUED, STOPPING: what it waits for
-  BootTime known_since; // submitted or loaded
+  std::string reason;    // PLANNING, QUEUED, STOPPING: what it waits for
+  BootTime known_since;  // submitted or loaded
 };
 
 // Who holds a slot; kept until that rank is proven gone, also after its job ended.
@@ -53,7 +53,7 @@ struct SlotHolder {
   int64_t generation = 0;
   std::string nonce;
   int32_t rank = 0;
-  BootTime since;  // held, or first told to stop
+  bool quarantined = false;  // its worker killed it and could not prove it gone in time
 };
 
 struct Slot {
@@ -74,12 +74,12 @@ struct Node {
 struct State {
   Timing timing;
   int64_t epoch = 0;
-  int64_t revision = 0;                    // of the last batch handed out
+  int64_t revision = 0;  // of the last batch handed out
   int64_t next_submit_number = 1;
   std::function<std::string()> new_nonce;  // 32 hex digits, fresh at every call
-  std::map<std::string, Job> jobs;                               // by id
-  std::map<int64_t, std::string> queue;                          // unplaced jobs, submit number -> id
-  std::set<std::string> active;                                  // STARTING, RUNNING, STOPPING
+  std::map<std::string, Job> jobs;         // by id
+  std::map<int64_t, std::string> queue;    // unplaced jobs, submit number -> id
+  std::set<std::string> active;            // STARTING, RUNNING, STOPPING
   absl::flat_hash_map<std::string, std::string> job_of_request;  // request id -> job id
   std::map<std::string, Node> nodes;                             // by worker name
   absl::flat_hash_map<SessionId, std::string> worker_of_session;
@@ -87,8 +87,9 @@ struct State {
   BootTime next_resend;
 };
 
-// The state a store holds, at a new epoch. `actions` gets the batch that makes the epoch durable; planner children are
-// started again by the first Tick. DataLoss names a record that does not parse.
+// The state a store holds, at a new epoch. `actions` gets the batch that makes the epoch durable;
+// planner children are started again by the first Tick. DataLoss names a record that does not
+// parse.
 struct LoadOptions {
   Timing timing;
   std::function<std::string()> new_nonce;
@@ -108,8 +109,8 @@ v1::SlotState StateOf(const State& state, const Node& node, const Slot& slot, Bo
 
 // Slots of all known nodes, whatever their state.
 int64_t NumKnownSlots(const State& state);
-// The bytes per rank that `ranks` slots can offer together: the smallest of the `ranks` largest offers over all known
-// nodes. None when fewer slots are known.
+// The bytes per rank that `ranks` slots can offer together: the smallest of the `ranks` largest
+// offers over all known nodes. None when fewer slots are known.
 std::optional<int64_t> OfferedBytesPerRank(const State& state, int64_t ranks);
 
 }  // namespace upipe::coordinator

@@ -11,8 +11,8 @@ namespace upipe::coordinator {
 absl::Status Timing::Validate() const {
   std::vector<std::string> wrong;
   if (heartbeat < absl::Milliseconds(10) || heartbeat > absl::Hours(1)) {
-    wrong.push_back(absl::StrCat("heartbeat is ", absl::FormatDuration(heartbeat),
-                                 ", must be 10 ms to 1 h"));
+    wrong.push_back(
+        absl::StrCat("heartbeat is ", absl::FormatDuration(heartbeat), ", must be 10 ms to 1 h"));
   }
   if (kill_bound <= absl::ZeroDuration()) wrong.push_back("kill bound must be above 0");
   if (margin <= absl::ZeroDuration()) wrong.push_back("margin must be above 0");

@@ -1,5 +1,5 @@
-// The timing rules of the control plane (CONTROL-PLANE, Timing). One value per coordinator, handed to every worker at
-// hello; workers and coordinator apply them to their own boot-time clocks only.
+// The timing rules of the control plane (CONTROL-PLANE, Timing). One value per coordinator, handed
+// to every worker at hello; workers and coordinator apply them to their own boot-time clocks only.
 #pragma once
 
 #include "absl/status/status.h"

@@ -13,7 +13,8 @@ constexpr size_t kMaxEventBytes = 1000;
 // Room in a batch for an attempt's step reports beside plan, job and request.
 constexpr size_t kMaxAttemptBytes = 256 << 10;
 
-// The record as it is stored: without per-peer counts, and with rank 0's report only when all would not fit.
+// The record as it is stored: without per-peer counts, and with rank 0's report only when all would
+// not fit.
 v1::AttemptRecord Storable(const v1::AttemptRecord& record) {
   v1::AttemptRecord stored = record;
   for (v1::RankRecord& rank : *stored.mutable_ranks()) {
@@ -40,7 +41,8 @@ Actions Step(State& state, const Event& event, Moment now) {
 v1::RankRecord* MatchingRank(Job& job, const v1::Fence& fence, int rank) {
   if (!job.attempt) return nullptr;
   v1::AttemptRecord& attempt = job.attempt->record;
-  if (attempt.generation() != fence.generation() || attempt.nonce() != fence.nonce()) return nullptr;
+  if (attempt.generation() != fence.generation() || attempt.nonce() != fence.nonce())
+    return nullptr;
   if (rank < 0 || rank >= attempt.ranks_size()) return nullptr;
   return attempt.mutable_ranks(rank);
 }
@@ -50,11 +52,12 @@ Actions Turn::Finish() {
   for (const std::string& id : dirty_jobs_) SaveJob(state_.jobs.at(id));
   changed_jobs_.insert(dirty_jobs_.begin(), dirty_jobs_.end());
   for (const std::string& id : changed_jobs_) {
-    out_.actions.push_back(PublishJob{std::make_shared<const v1::Job>(
-        ViewJob(state_.jobs.at(id), JobDetail::kFull))});
+    out_.actions.push_back(
+        PublishJob{std::make_shared<const v1::Job>(ViewJob(state_.jobs.at(id), JobDetail::kFull))});
   }
   for (const auto& [call, id] : replies_) {
-    out_.actions.push_back(ReplyJob{call, std::make_shared<const v1::Job>(ViewJob(state_.jobs.at(id), JobDetail::kFull))});
+    out_.actions.push_back(ReplyJob{
+        call, std::make_shared<const v1::Job>(ViewJob(state_.jobs.at(id), JobDetail::kFull))});
   }
   return std::move(out_);
 }
@@ -68,8 +71,8 @@ void Turn::SaveJob(Job& job) {
   if (job.request_unsaved) {
     v1::RequestRecord request;
     request.set_job_id(id);
-    batch.writes.push_back({absl::StrCat("request/", job.record.request_id()),
-                            request.SerializeAsString(), 0});
+    batch.writes.push_back(
+        {absl::StrCat("request/", job.record.request_id()), request.SerializeAsString(), 0});
     job.request_unsaved = false;
   }
   if (job.plan_unsaved) {
@@ -77,8 +80,7 @@ void Turn::SaveJob(Job& job) {
     job.plan_unsaved = false;
   }
   if (job.attempt) {
-    const std::string key =
-        absl::StrCat("attempt/", id, "/", job.attempt->record.generation());
+    const std::string key = absl::StrCat("attempt/", id, "/", job.attempt->record.generation());
     batch.writes.push_back(
         {key, Storable(job.attempt->record).SerializeAsString(), job.attempt->revision});
     job.attempt->revision = revision;

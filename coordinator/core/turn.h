@@ -1,6 +1,7 @@
-// One step's working set: the state, what became dirty, and the actions so far. The handlers are spread by subject:
-// jobs.cc (submit, plan, cancel, stop, end), ranks.cc (reports, rendezvous), nodes.cc (hello, silence),
-// scheduler.cc (planning and placing); turn.cc writes down what changed. Private to coordinator/core.
+// One step's working set: the state, what became dirty, and the actions so far. The handlers are
+// spread by subject: jobs.cc (submit, plan, cancel, stop, end), ranks.cc (reports, rendezvous),
+// nodes.cc (hello, silence), scheduler.cc (planning and placing); turn.cc writes down what changed.
+// Private to coordinator/core.
 #pragma once
 
 #include <set>
@@ -51,7 +52,8 @@ class Turn {
   void AcceptPlan(Job& job, const v1::RunPlan& plan);
   void EndUnplaced(Job& job, v1::JobState end, v1::Cause cause);
   void FailUnplaced(Job& job, v1::CauseKind kind, std::string message);
-  // Raises the intent, records the cause, orders the kill. Does nothing when the intent is not higher.
+  // Raises the intent, records the cause, orders the kill. Does nothing when the intent is not
+  // higher.
   void Stop(Job& job, v1::StopIntent intent, v1::Cause cause);
   void Fail(Job& job, v1::CauseKind kind, std::string message, int rank = -1);
   void SendStops(const Job& job);
@@ -61,7 +63,7 @@ class Turn {
   // ranks.cc
   void ApplyReport(Node& node, const v1::RankReport& report);
   void ApplyCurrent(Job& job, const v1::RankReport& report);
-  void Disown(Node& node, Slot& slot, const v1::RankReport& report, Job* job);
+  void Disown(const Node& node, const v1::RankReport& report, const Job* job);
   void NoteExit(Job& job, const v1::RankReport& report);
   // Rendezvous complete, first barrier passed, all finished: whatever has become true.
   void Advance(Job& job);
@@ -103,7 +105,8 @@ class Turn {
   std::vector<std::pair<CallId, std::string>> replies_;
 };
 
-// The job's rank a fence and rank number name, or null when the job's latest attempt is another one.
+// The job's rank a fence and rank number name, or null when the job's latest attempt is another
+// one.
 v1::RankRecord* MatchingRank(Job& job, const v1::Fence& fence, int rank);
 // Bytes the busiest rank of a plan takes from its machine.
 int64_t PlannedBytesPerRank(const v1::RunPlan& plan);

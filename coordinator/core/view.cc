@@ -73,8 +73,8 @@ absl::StatusOr<v1::Job> GetJob(const State& state, const std::string& id) {
 absl::StatusOr<v1::ListJobsResponse> ListJobs(const State& state,
                                               const v1::ListJobsRequest& request) {
   if (request.page_size() < 0 || request.page_size() > kMaxPageSize) {
-    return absl::InvalidArgumentError(absl::StrCat("page_size is ", request.page_size(),
-                                                   ", must be 0 to ", kMaxPageSize));
+    return absl::InvalidArgumentError(
+        absl::StrCat("page_size is ", request.page_size(), ", must be 0 to ", kMaxPageSize));
   }
   int64_t before = state.next_submit_number;  // the token: the last submit number already listed
   if (!request.page_token().empty() &&

@@ -1,4 +1,5 @@
-// absl::Status to grpc::Status, with google.rpc details: ErrorInfo always, and whatever payloads the status carries.
+// absl::Status to grpc::Status, with google.rpc details: ErrorInfo always, and whatever payloads
+// the status carries.
 #pragma once
 
 #include <grpcpp/support/status.h>

@@ -1,4 +1,5 @@
-// Client calls: unary calls wait in the loop for their answer; Watch sends the latest job and the latest report.
+// Client calls: unary calls wait in the loop for their answer; Watch sends the latest job and the
+// latest report.
 #include <memory>
 #include <mutex>
 #include <optional>

@@ -172,7 +172,7 @@ void LogRelay::Expire(BootTime now, absl::Duration patience) {
   for (const auto& stream : late) {
     if (stream->attached()) continue;
     stream->End(absl::UnavailableError(
-        absl::StrCat("the worker did not send its log within ", FormatDuration(patience))));
+        absl::StrCat("the worker did not send its log within ", FormatTimeSpan(patience))));
   }
 }
 

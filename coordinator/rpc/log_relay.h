@@ -1,5 +1,5 @@
-// Joins a client's Logs stream with the UploadLog stream its worker opens for it, one chunk at a time, so that a slow
-// reader slows the worker and nothing piles up here.
+// Joins a client's Logs stream with the UploadLog stream its worker opens for it, one chunk at a
+// time, so that a slow reader slows the worker and nothing piles up here.
 #pragma once
 
 #include <grpcpp/support/server_callback.h>
@@ -22,8 +22,8 @@ class LogStream : public grpc::ServerWriteReactor<v1::LogsResponse> {
  public:
   LogStream(std::function<void()> on_done) : on_done_(std::move(on_done)) {}
 
-  // The worker's end has come; `broken` is called if the client leaves first. False when it has left, or when an
-  // upload is attached already.
+  // The worker's end has come; `broken` is called if the client leaves first. False when it has
+  // left, or when an upload is attached already.
   bool Attach(std::function<void()> broken);
   // Writes one chunk, then calls `written`. One at a time. False when the client has left.
   bool Write(const v1::LogChunk& chunk, std::function<void()> written);

@@ -41,9 +41,9 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Listen(const Options& options, L
                                                        LogRelay& logs) {
   const std::string host = HostOf(options.listen);
   if (!IsLoopback(host) && !options.insecure_listen) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "plaintext is served on loopback only, not on ", options.listen,
-        "; listen on 127.0.0.1 or give --insecure-listen"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("plaintext is served on loopback only, not on ", options.listen,
+                     "; listen on 127.0.0.1 or give --insecure-listen"));
   }
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();

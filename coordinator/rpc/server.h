@@ -16,7 +16,8 @@ class Server {
     std::string listen = "127.0.0.1:0";
     bool insecure_listen = false;  // allows plaintext beyond loopback
   };
-  // FailedPrecondition for an address beyond loopback without insecure_listen; Unavailable when it cannot be bound.
+  // FailedPrecondition for an address beyond loopback without insecure_listen; Unavailable when it
+  // cannot be bound.
   static absl::StatusOr<std::unique_ptr<Server>> Listen(const Options& options, Loop& loop,
                                                         LogRelay& logs);
   ~Server();

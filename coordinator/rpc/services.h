@@ -1,5 +1,5 @@
-// The gRPC services. Reactors move bytes between sockets and the loop's bounded queue, nothing else: no lock is held
-// across I/O, no decision is taken here.
+// The gRPC services. Reactors move bytes between sockets and the loop's bounded queue, nothing
+// else: no lock is held across I/O, no decision is taken here.
 #pragma once
 
 #include <atomic>

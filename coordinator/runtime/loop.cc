@@ -46,8 +46,8 @@ absl::Status BadRequestId(size_t size) {
   google::rpc::BadRequest details;
   auto& field = *details.add_field_violations();
   field.set_field("request_id");
-  field.set_description(absl::StrCat("has ", size, " characters, must have 1 to ",
-                                     kMaxRequestIdBytes));
+  field.set_description(
+      absl::StrCat("has ", size, " characters, must have 1 to ", kMaxRequestIdBytes));
   absl::Status status =
       absl::InvalidArgumentError(absl::StrCat("request_id ", field.description()));
   status.SetPayload("type.googleapis.com/google.rpc.BadRequest",
@@ -61,14 +61,14 @@ absl::StatusOr<std::unique_ptr<Loop>> Loop::Create(Options options, Store& store
                                                    Metrics* metrics) {
   std::unique_ptr<Loop> loop(new Loop(std::move(options), metrics));
   Actions actions;
-  UPIPE_ASSIGN_OR_RETURN(loop->state_, LoadState(store, {loop->options_.timing, RandomNonce},
-                                                 loop->Now(), &actions));
+  UPIPE_ASSIGN_OR_RETURN(
+      loop->state_, LoadState(store, {loop->options_.timing, RandomNonce}, loop->Now(), &actions));
   UPIPE_RETURN_IF_ERROR(store.Commit(actions.batches).status());
   Loop* self = loop.get();
   loop->store_thread_ = std::make_unique<StoreThread>(
       store, ballast, StoreThread::Hooks{[self] { self->Post(Wake{}); }, loop->options_.on_failed});
-  loop->planners_ = std::make_unique<PlannerPool>(
-      loop->options_.planner, [self](PlanFinished event) {
+  loop->planners_ =
+      std::make_unique<PlannerPool>(loop->options_.planner, [self](PlanFinished event) {
         // Blocks this pool thread while the loop is busy: a result must not be lost.
         self->requests_.Push(PlanEnded{std::move(event)});
       });
@@ -78,8 +78,8 @@ absl::StatusOr<std::unique_ptr<Loop>> Loop::Create(Options options, Store& store
 Loop::~Loop() { requests_.Close(); }
 
 void Loop::Run() {
-  const absl::Duration period = std::clamp(options_.timing.heartbeat / 4, absl::Milliseconds(5),
-                                           absl::Milliseconds(500));
+  const absl::Duration period =
+      std::clamp(options_.timing.heartbeat / 4, absl::Milliseconds(5), absl::Milliseconds(500));
   BootTime tick_due = Now().boot;
   while (true) {
     const absl::Duration wait = std::max(absl::ZeroDuration(), tick_due - Now().boot);
@@ -111,8 +111,8 @@ void Loop::Run() {
 void Loop::Refuse(Request request) {
   const absl::Status ending = absl::UnavailableError("the coordinator is shutting down");
   std::visit(Overloaded{[&](WatchCall& call) { call.watcher->End(ending); },
-                        [&](SessionMessage& call) { call.link->Close(ending); },
-                        [](WatchEnded&) {}, [](SessionEnded&) {}, [](PlanEnded&) {}, [](Wake&) {},
+                        [&](SessionMessage& call) { call.link->Close(ending); }, [](WatchEnded&) {},
+                        [](SessionEnded&) {}, [](PlanEnded&) {}, [](Wake&) {},
                         [&](auto& call) { call.done(ending); }},
              request);
 }
@@ -182,9 +182,8 @@ void Loop::Take(CancelCall call) {
 }
 
 void Loop::Take(GetJobCall call) {
-  AfterCommit([done = std::move(call.done), job = GetJob(state_, call.request.id())] {
-    done(job);
-  });
+  AfterCommit(
+      [done = std::move(call.done), job = GetJob(state_, call.request.id())] { done(job); });
 }
 
 void Loop::Take(ListJobsCall call) {
@@ -259,7 +258,7 @@ void Loop::Take(SessionMessage call) {
   v1::WorkerMessage& message = call.message;
   switch (message.kind_case()) {
     case v1::WorkerMessage::kHello:
-      return Decide(HelloReceived{call.session, message.sequence(), message.hello()});
+      return Decide(HelloReceived{call.session, message.hello()});
     case v1::WorkerMessage::kHeartbeat:
       return Decide(HeartbeatReceived{call.session, message.sequence()});
     case v1::WorkerMessage::kRank:

@@ -1,5 +1,5 @@
-// The deciding thread: takes requests from a bounded queue, steps the core, hands writes to the store thread, and lets
-// replies and commands leave once they are durable.
+// The deciding thread: takes requests from a bounded queue, steps the core, hands writes to the
+// store thread, and lets replies and commands leave once they are durable.
 #pragma once
 
 #include <deque>
@@ -33,11 +33,12 @@ class Loop {
                                                       Ballast& ballast, Metrics* metrics);
   ~Loop();
 
-  // Hands a request over. Thread-safe, never blocks. False when too many wait or the loop ended; the request's answer
-  // is then the caller's to give.
+  // Hands a request over. Thread-safe, never blocks. False when too many wait or the loop ended;
+  // the request's answer is then the caller's to give.
   bool Post(Request request) { return requests_.TryPush(std::move(request)); }
 
-  // Decides until Stop, then refuses what waits and closes every stream. Blocks: the caller is the deciding thread.
+  // Decides until Stop, then refuses what waits and closes every stream. Blocks: the caller is the
+  // deciding thread.
   void Run();
   // Thread-safe.
   void Stop() { requests_.Close(); }

@@ -13,10 +13,8 @@ namespace upipe::coordinator {
 
 struct Metrics::Families {
   std::shared_ptr<prometheus::Registry> registry = std::make_shared<prometheus::Registry>();
-  prometheus::Family<prometheus::Gauge>& jobs = prometheus::BuildGauge()
-                                                    .Name("upipe_jobs")
-                                                    .Help("Jobs by state")
-                                                    .Register(*registry);
+  prometheus::Family<prometheus::Gauge>& jobs =
+      prometheus::BuildGauge().Name("upipe_jobs").Help("Jobs by state").Register(*registry);
   prometheus::Family<prometheus::Gauge>& nodes = prometheus::BuildGauge()
                                                      .Name("upipe_nodes")
                                                      .Help("Worker nodes by state")

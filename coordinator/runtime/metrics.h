@@ -1,4 +1,5 @@
-// The coordinator's Prometheus endpoint: jobs by state, queue length, nodes by state, store revision.
+// The coordinator's Prometheus endpoint: jobs by state, queue length, nodes by state, store
+// revision.
 #pragma once
 
 #include <memory>

@@ -209,14 +209,14 @@ absl::Status PlannerPool::Await(const std::string& job_id, int pid, int pidfd, i
   }
   const std::string said = words.empty() ? "" : absl::StrCat(", said: ", LastLine(words));
   if (timed_out) {
-    return absl::DeadlineExceededError(absl::StrCat(
-        "upipe-plan was killed after ", FormatDuration(options_.limits.wall), said));
+    return absl::DeadlineExceededError(
+        absl::StrCat("upipe-plan was killed after ", FormatTimeSpan(options_.limits.wall), said));
   }
   if (WIFSIGNALED(status)) {
-    return absl::InternalError(absl::StrCat(
-        "upipe-plan died of signal ", WTERMSIG(status), " (limits: ",
-        FormatDuration(options_.limits.cpu), " of CPU, ",
-        FormatBytes(options_.limits.address_bytes), ")", said));
+    return absl::InternalError(absl::StrCat("upipe-plan died of signal ", WTERMSIG(status),
+                                            " (limits: ", FormatTimeSpan(options_.limits.cpu),
+                                            " of CPU, ", FormatBytes(options_.limits.address_bytes),
+                                            ")", said));
   }
   if (WEXITSTATUS(status) != 0) {
     return absl::InternalError(

@@ -1,5 +1,5 @@
-// Planning in child processes (upipe-plan), so that no job's content can bring the coordinator down: limits on CPU,
-// memory and time, and a crash is one job's problem.
+// Planning in child processes (upipe-plan), so that no job's content can bring the coordinator
+// down: limits on CPU, memory and time, and a crash is one job's problem.
 #pragma once
 
 #include <functional>
@@ -16,8 +16,8 @@
 namespace upipe::coordinator {
 
 struct PlannerLimits {
-  absl::Duration cpu = absl::Minutes(2);   // RLIMIT_CPU, whole seconds
-  absl::Duration wall = absl::Minutes(4);  // then SIGKILL to its process group
+  absl::Duration cpu = absl::Minutes(2);      // RLIMIT_CPU, whole seconds
+  absl::Duration wall = absl::Minutes(4);     // then SIGKILL to its process group
   int64_t address_bytes = int64_t{16} << 30;  // RLIMIT_AS
 };
 

@@ -1,5 +1,5 @@
-// What the RPC room hands to the deciding thread, and the narrow ports through which that thread answers. No gRPC here:
-// rpc/ implements the ports.
+// What the RPC room hands to the deciding thread, and the narrow ports through which that thread
+// answers. No gRPC here: rpc/ implements the ports.
 #pragma once
 
 #include <functional>
@@ -62,7 +62,8 @@ struct WatchCall {
 struct WatchEnded {
   std::shared_ptr<Watcher> watcher;
 };
-// Asks the worker that ran the rank to open an UploadLog stream named `upload_id`. `done` answers with the worker's name.
+// Asks the worker that ran the rank to open an UploadLog stream named `upload_id`. `done` answers
+// with the worker's name.
 struct LogCall {
   v1::LogsRequest request;
   std::string upload_id;
@@ -82,8 +83,8 @@ struct PlanEnded {
 // Something became durable.
 struct Wake {};
 
-using Request = std::variant<SubmitCall, CancelCall, GetJobCall, ListJobsCall, ListNodesCall,
-                             WatchCall, WatchEnded, LogCall, SessionMessage, SessionEnded,
-                             PlanEnded, Wake>;
+using Request =
+    std::variant<SubmitCall, CancelCall, GetJobCall, ListJobsCall, ListNodesCall, WatchCall,
+                 WatchEnded, LogCall, SessionMessage, SessionEnded, PlanEnded, Wake>;
 
 }  // namespace upipe::coordinator

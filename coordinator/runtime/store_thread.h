@@ -1,5 +1,5 @@
-// The one thread that touches the store: commits what the deciding thread wrote, many steps in one durable
-// transaction when they pile up.
+// The one thread that touches the store: commits what the deciding thread wrote, many steps in one
+// durable transaction when they pile up.
 #pragma once
 
 #include <atomic>
@@ -17,16 +17,16 @@ namespace upipe::coordinator {
 class StoreThread {
  public:
   struct Hooks {
-    std::function<void()> committed;             // on the store thread, after committed() grew
-    std::function<void(absl::Status)> failed;    // what is durable is unknown: must end the process
+    std::function<void()> committed;           // on the store thread, after committed() grew
+    std::function<void(absl::Status)> failed;  // what is durable is unknown: must end the process
   };
   // `store` and `ballast` are used by this thread alone until destruction.
   StoreThread(Store& store, Ballast& ballast, Hooks hooks);
   // Commits what was handed over, then ends.
   ~StoreThread();
 
-  // Hands over the batches of one step; blocks while too many wait. Called by the deciding thread. Returns the step's
-  // number: it is durable once committed() is not below it.
+  // Hands over the batches of one step; blocks while too many wait. Called by the deciding thread.
+  // Returns the step's number: it is durable once committed() is not below it.
   uint64_t Commit(std::vector<Batch> batches);
   // Number of the last step handed over.
   uint64_t handed_over() const { return handed_over_; }

@@ -39,7 +39,8 @@ absl::Status Ballast::Check() {
     return absl::ResourceExhaustedError(
         absl::StrCat("cannot read the free space of ", dir_, ": ", std::strerror(errno)));
   }
-  const int64_t free_bytes = static_cast<int64_t>(disk.f_bavail) * static_cast<int64_t>(disk.f_frsize);
+  const int64_t free_bytes =
+      static_cast<int64_t>(disk.f_bavail) * static_cast<int64_t>(disk.f_frsize);
   const int64_t needed_bytes = held_ ? bytes_ : 2 * bytes_;
   if (free_bytes < needed_bytes) {
     if (free_bytes < bytes_ / 4) {

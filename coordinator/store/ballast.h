@@ -1,5 +1,5 @@
-// Room kept on the state disk for the transitions of jobs that live already: a file of zeros given back when the disk
-// runs full. While it is not whole, new submits are refused.
+// Room kept on the state disk for the transitions of jobs that live already: a file of zeros given
+// back when the disk runs full. While it is not whole, new submits are refused.
 #pragma once
 
 #include <cstdint>
@@ -15,9 +15,10 @@ class Ballast {
   // `dir` exists. Nothing is written until Check.
   Ballast(std::string dir, int64_t bytes);
 
-  // Looks at the disk. OK: the ballast is whole and as much again is free. ResourceExhausted, with the numbers: it is
-  // not; when free space is under a quarter of the ballast the file has been given back, and it is made again once the
-  // space is there. Called after commits and once at start.
+  // Looks at the disk. OK: the ballast is whole and as much again is free. ResourceExhausted, with
+  // the numbers: it is not; when free space is under a quarter of the ballast the file has been
+  // given back, and it is made again once the space is there. Called after commits and once at
+  // start.
   absl::Status Check();
 
  private:

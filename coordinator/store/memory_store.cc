@@ -8,6 +8,7 @@ namespace upipe::coordinator {
 
 absl::StatusOr<int64_t> MemoryStore::Commit(absl::Span<const Batch> batches) {
   for (const Batch& batch : batches) UPIPE_RETURN_IF_ERROR(ValidateBatch(batch));
+  if (batches.empty()) return revision_;
   auto cells = cells_;
   int64_t revision = revision_;
   for (const Batch& batch : batches) {

@@ -52,12 +52,11 @@ SqliteStore::~SqliteStore() {
 absl::Status SqliteStore::Error(absl::string_view attempted) const {
   const int code = db_ == nullptr ? SQLITE_NOMEM : sqlite3_errcode(db_);
   if (code == SQLITE_BUSY || code == SQLITE_LOCKED) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("another coordinator holds ", path_,
-                     "; stop it, or give this one another --state-dir"));
+    return absl::FailedPreconditionError(absl::StrCat(
+        "another coordinator holds ", path_, "; stop it, or give this one another --state-dir"));
   }
-  const std::string text = absl::StrCat(
-      attempted, " ", path_, ": ", db_ == nullptr ? "out of memory" : sqlite3_errmsg(db_));
+  const std::string text = absl::StrCat(attempted, " ", path_, ": ",
+                                        db_ == nullptr ? "out of memory" : sqlite3_errmsg(db_));
   if (code == SQLITE_FULL) return absl::ResourceExhaustedError(text);
   if (code == SQLITE_CORRUPT || code == SQLITE_NOTADB) return absl::DataLossError(text);
   return absl::UnavailableError(text);
@@ -85,9 +84,9 @@ absl::Status SqliteStore::Initialize() {
   const int version = has_row ? sqlite3_column_int(version_query, 0) : -1;
   sqlite3_finalize(version_query);
   if (version != 0 && version != kSchemaVersion) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        path_, " has schema version ", version, ", this coordinator reads version ",
-        kSchemaVersion, "; use the matching release or another --state-dir"));
+    return absl::FailedPreconditionError(
+        absl::StrCat(path_, " has schema version ", version, ", this coordinator reads version ",
+                     kSchemaVersion, "; use the matching release or another --state-dir"));
   }
   if (version == 0) {
     UPIPE_RETURN_IF_ERROR(Exec(
@@ -97,9 +96,10 @@ absl::Status SqliteStore::Initialize() {
   }
   UPIPE_RETURN_IF_ERROR(Exec("COMMIT"));
   UPIPE_RETURN_IF_ERROR(Prepare("SELECT revision FROM entry WHERE key=?1", &select_revision_));
-  UPIPE_RETURN_IF_ERROR(Prepare("INSERT INTO entry VALUES(?1, ?2, ?3) ON CONFLICT(key) DO UPDATE "
-                                "SET value=excluded.value, revision=excluded.revision",
-                                &put_));
+  UPIPE_RETURN_IF_ERROR(
+      Prepare("INSERT INTO entry VALUES(?1, ?2, ?3) ON CONFLICT(key) DO UPDATE "
+              "SET value=excluded.value, revision=excluded.revision",
+              &put_));
   UPIPE_RETURN_IF_ERROR(Prepare("DELETE FROM entry WHERE key=?1", &remove_));
   UPIPE_RETURN_IF_ERROR(Prepare("UPDATE head SET revision=?1", &set_revision_));
   sqlite3_stmt* head = nullptr;

@@ -1,5 +1,5 @@
-// The store in one SQLite file: write-ahead log, synchronous=FULL, exclusively locked for the life of the process.
-// SQLite appears in this folder only.
+// The store in one SQLite file: write-ahead log, synchronous=FULL, exclusively locked for the life
+// of the process. SQLite appears in this folder only.
 #pragma once
 
 #include <memory>
@@ -14,7 +14,8 @@ namespace upipe::coordinator {
 
 class SqliteStore : public Store {
  public:
-  // Opens or creates `path`. FailedPrecondition when another process holds it, or when its schema is another version's.
+  // Opens or creates `path`. FailedPrecondition when another process holds it, or when its schema
+  // is another version's.
   static absl::StatusOr<std::unique_ptr<SqliteStore>> Open(const std::string& path);
   ~SqliteStore() override;
   SqliteStore(const SqliteStore&) = delete;

@@ -9,9 +9,8 @@ namespace upipe::coordinator {
 absl::Status ValidateBatch(const Batch& batch) {
   if (batch.writes.empty()) return absl::InvalidArgumentError("a batch without writes");
   if (batch.writes.size() > kMaxBatchWrites) {
-    return absl::InvalidArgumentError(absl::StrCat("a batch of ", batch.writes.size(),
-                                                   " writes, at most ", kMaxBatchWrites,
-                                                   " are allowed"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a batch of ", batch.writes.size(), " writes, at most ", kMaxBatchWrites, " are allowed"));
   }
   size_t bytes = 0;
   std::set<absl::string_view> keys;
@@ -23,8 +22,8 @@ absl::Status ValidateBatch(const Batch& batch) {
     bytes += write.key.size() + (write.value ? write.value->size() : 0);
   }
   if (bytes > kMaxBatchBytes) {
-    return absl::InvalidArgumentError(absl::StrCat("a batch of ", bytes, " bytes, at most ",
-                                                   kMaxBatchBytes, " are allowed"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("a batch of ", bytes, " bytes, at most ", kMaxBatchBytes, " are allowed"));
   }
   return absl::OkStatus();
 }

@@ -1,5 +1,6 @@
-// The seam to durable memory, shaped like etcd so that either can stand behind it: bytes in and out, one global
-// revision, conditional batches, ordered keys. MemoryStore is the oracle, SqliteStore the real one.
+// The seam to durable memory, shaped like etcd so that either can stand behind it: bytes in and
+// out, one global revision, conditional batches, ordered keys. MemoryStore is the oracle,
+// SqliteStore the real one.
 #pragma once
 
 #include <cstddef>
@@ -23,8 +24,9 @@ struct Entry {
 
 struct Write {
   std::string key;
-  std::optional<std::string> value;          // none = delete
-  std::optional<int64_t> expected_revision;  // applied only if the key has it; 0 = the key must not exist
+  std::optional<std::string> value;  // none = delete
+  std::optional<int64_t>
+      expected_revision;  // applied only if the key has it; 0 = the key must not exist
 };
 
 // Applied whole or not at all, and given one revision.
@@ -40,10 +42,11 @@ class Store {
  public:
   virtual ~Store() = default;
 
-  // Makes all batches durable, or none of them, in order, and returns the revision of the last one. Aborted: an expected
-  // revision differs; nothing changed. InvalidArgument: a batch is empty, above kMaxBatchWrites or kMaxBatchBytes, or
-  // names a key twice; nothing changed. Any other error: what is durable is unknown and the store answers nothing but
-  // that error from then on; the process must end and load again.
+  // Makes all batches durable, or none of them, in order, and returns the revision of the last one.
+  // Aborted: an expected revision differs; nothing changed. InvalidArgument: a batch is empty,
+  // above kMaxBatchWrites or kMaxBatchBytes, or names a key twice; nothing changed. Any other
+  // error: what is durable is unknown and the store answers nothing but that error from then on;
+  // the process must end and load again.
   virtual absl::StatusOr<int64_t> Commit(absl::Span<const Batch> batches) = 0;
 
   // Entries whose key starts with `prefix`, ordered by key.

@@ -23,8 +23,8 @@ class SerialThread {
  private:
   void Loop();
 
-  std::mutex mutex_;  // of the two below; std's, because ThreadSanitizer cannot see into Debian's
-                      // absl::Mutex
+  // Of std, not Abseil: ThreadSanitizer cannot see into Debian's absl::Mutex.
+  std::mutex mutex_;  // of the two below
   std::deque<std::function<void()>> queue_;
   bool stopping_ = false;
   std::condition_variable news_;

@@ -1,5 +1,6 @@
 #include "engine/train/rank_run.h"
 
+#include <algorithm>
 #include <chrono>
 #include <string>
 #include <utility>
@@ -76,8 +77,10 @@ class RankLoop {
                              OpenReader(run_.plan, data::kHeldOutShardName, tokens, run_.rank));
       held_out = std::make_unique<TokenReader>(std::move(reader));
     }
+    // Drained before what its tasks read: declared after the readers, destroyed before them.
     const auto stream = run_.device.CreateStream(absl::StrCat("compute", run_.rank));
-    const engine::RankContext context(run_.device, *stream, run_.comm, run_.position);
+    stream_ = stream.get();
+    const engine::RankContext context(run_.device, *stream_, run_.comm, run_.position);
     UPIPE_ASSIGN_OR_RETURN(const std::unique_ptr<TrainStep> step, TrainStep::Create(context, run_.plan));
     if (run_.on_running) run_.on_running();
     const int64_t total = spec_.train().steps();
@@ -85,8 +88,8 @@ class RankLoop {
       UPIPE_RETURN_IF_ERROR(OneStep(*step, train, evaluates ? held_out.get() : nullptr, number));
     }
     context.Mark(total, StepPass::kDone, -1, -1);
-    UPIPE_RETURN_IF_ERROR(run_.comm.Barrier(*stream));
-    return stream->Synchronize();
+    UPIPE_RETURN_IF_ERROR(run_.comm.Barrier(*stream_));
+    return stream_->Synchronize();
   }
 
  private:
@@ -96,7 +99,7 @@ class RankLoop {
     UPIPE_ASSIGN_OR_RETURN(
         const bool stop,
         step.AnyRank(run_.stop_requested != nullptr && run_.stop_requested->load(std::memory_order_relaxed)));
-    if (stop) return absl::CancelledError(absl::StrCat("asked to stop before step ", number));
+    if (stop) return Together(absl::CancelledError(absl::StrCat("asked to stop before step ", number)));
     UPIPE_ASSIGN_OR_RETURN(const HostTokens tokens, train.Read(number - 1));
     v1::StepReport report;
     report.set_data_seconds(SecondsSince(start));
@@ -148,14 +151,23 @@ class RankLoop {
   absl::Status CheckSkipped(const StepResult& result, int64_t number) {
     skipped_in_a_row_ = result.skipped ? skipped_in_a_row_ + 1 : 0;
     if (skipped_in_a_row_ < spec_.optimizer().max_skipped_steps()) return absl::OkStatus();
-    return absl::FailedPreconditionError(absl::StrCat(
+    return Together(absl::FailedPreconditionError(absl::StrCat(
         skipped_in_a_row_, " updates in a row were skipped up to step ", number, ": gradient norm ",
         result.grad_norm, ", valid tokens ", result.valid_tokens,
-        "; lower optimizer.learning_rate, or raise optimizer.max_skipped_steps"));
+        "; lower optimizer.learning_rate, or raise optimizer.max_skipped_steps")));
+  }
+
+  // `verdict` is one that every rank comes to at this step. Returns it when all have: the first to leave aborts the
+  // group, which would end the last collective of the others before they had reported their step.
+  absl::Status Together(absl::Status verdict) {
+    run_.comm.Barrier(*stream_).IgnoreError();
+    stream_->Synchronize().IgnoreError();
+    return verdict;
   }
 
   const RankRun& run_;
   const v1::JobSpec& spec_;
+  kernels::Stream* stream_ = nullptr;  // while Run runs
   int64_t skipped_total_ = 0;
   int32_t skipped_in_a_row_ = 0;
 };
@@ -177,6 +189,12 @@ absl::StatusOr<std::unique_ptr<kernels::Device>> CreateRankDevice(const v1::RunP
   options.arena_bytes = plan.ranks(rank).memory().arena_bytes();
   options.num_threads = plan.spec().parallel().threads_per_rank();
   return kernels::CreateDevice(options);
+}
+
+absl::Duration CollectiveDeadline(const v1::RunPlan& plan) {
+  double flops = 0;
+  for (const v1::RankPlan& rank : plan.ranks()) flops = std::max(flops, rank.step_flops());
+  return absl::Minutes(2) + absl::Seconds(flops / 1e9);
 }
 
 v1::MemoryUsage ToMessage(const kernels::MemoryStats& stats) {

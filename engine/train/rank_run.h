@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "common/position_page.h"
 #include "engine/comm/communicator.h"
 #include "kernels/api/device.h"
@@ -34,6 +35,10 @@ absl::Status TrainRank(const RankRun& run);
 
 // The device a rank's plan asks for: backend, threads, an arena of exactly the planned high-water mark.
 absl::StatusOr<std::unique_ptr<kernels::Device>> CreateRankDevice(const v1::RunPlan& plan, int rank);
+
+// How long one collective may wait for a peer: two minutes more than the busiest rank's whole step takes at 1 GFLOP/s.
+// Only a backstop: a dead peer is noticed by its worker.
+absl::Duration CollectiveDeadline(const v1::RunPlan& plan);
 
 // The allocator's numbers as messages carry them.
 v1::MemoryUsage ToMessage(const kernels::MemoryStats& stats);

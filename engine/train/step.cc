@@ -39,10 +39,6 @@ absl::Status TrainStep::Allocate() {
   UPIPE_ASSIGN_OR_RETURN(token_buffer_, context_.Allocate(MemoryTag::kWorkspace, n * SizeOf(DType::kInt32)));
   UPIPE_ASSIGN_OR_RETURN(label_buffer_, context_.Allocate(MemoryTag::kWorkspace, n * SizeOf(DType::kInt32)));
   UPIPE_ASSIGN_OR_RETURN(scalars_, context_.Allocate(MemoryTag::kWorkspace, sizeof(StepScalars)));
-  std::vector<int64_t> positions(n);
-  std::iota(positions.begin(), positions.end(), tokens_.RunOf(context_.rank()).begin);
-  context_.device().CopyFromHost(positions_.data(), positions.data(), n * SizeOf(DType::kInt64),
-                                 context_.stream());
   UPIPE_ASSIGN_OR_RETURN(
       auto parameters,
       model::ShardedParameters::Create(context_, layout_, plan_.spec().train().seed()));
@@ -54,6 +50,10 @@ absl::Status TrainStep::Allocate() {
                          .tokens = tokens_,
                          .positions = TensorView::Vector(positions_.data(), DType::kInt64, n)},
       *parameters_);
+  std::vector<int64_t> positions(n);
+  std::iota(positions.begin(), positions.end(), tokens_.RunOf(context_.rank()).begin);
+  context_.device().CopyFromHost(positions_.data(), positions.data(), n * SizeOf(DType::kInt64),
+                                 context_.stream());
   return context_.stream().Synchronize();  // `positions` must outlive its copy
 }
 

@@ -7,7 +7,6 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/adamw.cc"
 #include "hwy/foreach_target.h"  // includes this file once per target
-
 #include "kernels/cpu/simd_math-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -51,7 +50,8 @@ HWY_EXPORT(AdamWRange);
 
 absl::Status Backend::Run(const AdamWParams& p, Workspace, ExecContext& context) {
   if (*p.skip.as<int32_t>() != 0) return absl::OkStatus();
-  constexpr int64_t kBlock = 256;  // a multiple of every vector, so tails stay at the end of the shard
+  constexpr int64_t kBlock =
+      256;  // a multiple of every vector, so tails stay at the end of the shard
   const int64_t n = p.param.shape[0];
   context.parallel.Run((n + kBlock - 1) / kBlock, [&](int64_t begin, int64_t end, int) {
     const int64_t first = begin * kBlock, count = std::min(n, end * kBlock) - first;

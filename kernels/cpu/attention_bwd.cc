@@ -1,7 +1,8 @@
-// Attention backward from the saved log-sum-exp, one pass of five products per pair of tiles. A key tile (K and V transposed,
-// dK and dV accumulating) stays in cache while the queries that see it stream past; dQ accumulates in place.
-// Threads take disjoint (key chunk, query chunk) pairs in rounds: round r pairs key chunk j with query chunk
-// (j + r) mod chunks, so no two write the same rows, and every sum has one order.
+// Attention backward from the saved log-sum-exp, one pass of five products per pair of tiles. A key
+// tile (K and V transposed, dK and dV accumulating) stays in cache while the queries that see it
+// stream past; dQ accumulates in place. Threads take disjoint (key chunk, query chunk) pairs in
+// rounds: round r pairs key chunk j with query chunk (j + r) mod chunks, so no two write the same
+// rows, and every sum has one order.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -13,7 +14,6 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/attention_bwd.cc"
 #include "hwy/foreach_target.h"  // includes this file once per target
-
 #include "kernels/cpu/gemm_tile-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -38,7 +38,8 @@ struct BackwardTile {
   alignas(64) float values_t[kTileFloats];  // [panels, head_dim, kPanel]
   alignas(64) float dk[kTileFloats];        // [key_tile, width]
   alignas(64) float dv[kTileFloats];        // [key_tile, width]
-  alignas(64) float scores[kMaxQueryTile * kMaxKeyTile];     // [query_tile, key_tile], then probabilities
+  alignas(
+      64) float scores[kMaxQueryTile * kMaxKeyTile];  // [query_tile, key_tile], then probabilities
   alignas(64) float gradients[kMaxQueryTile * kMaxKeyTile];  // [query_tile, key_tile]: dP, then dS
   // Padded copies, used only when width > head_dim.
   alignas(64) float keys[kTileFloats];
@@ -55,8 +56,8 @@ void SetSizes(int64_t head_dim, BackwardTile& tile) {
 }
 
 // Rows [first, first + count) of head `head`, in place or padded with zeros into `copy`.
-Rows PaddedRows(const TensorView& view, int64_t first, int64_t head, int64_t count, const BackwardTile& tile,
-                float* copy) {
+Rows PaddedRows(const TensorView& view, int64_t first, int64_t head, int64_t count,
+                const BackwardTile& tile, float* copy) {
   if (tile.width == tile.head_dim) return {Ptr(view, first, head), view.stride[0]};
   for (int64_t i = 0; i < count; ++i) {
     std::copy_n(Ptr(view, first + i, head), tile.head_dim, copy + i * tile.width);
@@ -65,8 +66,8 @@ Rows PaddedRows(const TensorView& view, int64_t first, int64_t head, int64_t cou
   return {copy, tile.width};
 }
 
-void Transpose(const TensorView& view, int64_t first, int32_t slot, int64_t count, const BackwardTile& tile,
-               float* panels) {
+void Transpose(const TensorView& view, int64_t first, int32_t slot, int64_t count,
+               const BackwardTile& tile, float* panels) {
   std::fill_n(panels, tile.key_tile * tile.head_dim, 0.0f);
   for (int64_t i = 0; i < count; ++i) {
     const float* row = Ptr(view, first + i, slot);
@@ -77,8 +78,9 @@ void Transpose(const TensorView& view, int64_t first, int32_t slot, int64_t coun
 
 // Columns [begin, end) of one row: score -> probability, dP -> dS = scale * P * (dP - delta).
 template <bool kMasked>
-HWY_INLINE void GradientRow(float* score, float* gradient, int64_t begin, int64_t end, PositionRun seen,
-                            float base2_scale, float base2_lse, float delta, float scale) {
+HWY_INLINE void GradientRow(float* score, float* gradient, int64_t begin, int64_t end,
+                            PositionRun seen, float base2_scale, float base2_lse, float delta,
+                            float scale) {
   const F32 d;
   const VecF32 multiplier = hn::Set(d, base2_scale), lse = hn::Set(d, base2_lse);
   const VecF32 offset = hn::Set(d, delta), factor = hn::Set(d, scale);
@@ -96,13 +98,14 @@ HWY_INLINE void GradientRow(float* score, float* gradient, int64_t begin, int64_
 }
 
 // scores and gradients of a tile, columns [begin, end): from raw products to P and dS.
-void GradientTile(const AttentionBwdParams& p, int64_t head, PositionRun queries, PositionRun keys, int64_t begin,
-                  int64_t end, BackwardTile& tile) {
+void GradientTile(const AttentionBwdParams& p, int64_t head, PositionRun queries, PositionRun keys,
+                  int64_t begin, int64_t end, BackwardTile& tile) {
   const bool whole = keys.begin + end <= keys.end &&
                      SeesAll(p.mask, queries, {keys.begin + begin, keys.begin + end});
   for (int64_t query = queries.begin; query < queries.end; ++query) {
     const int64_t row = query - queries.begin, token = query - p.queries.begin;
-    float *score = tile.scores + row * tile.key_tile, *gradient = tile.gradients + row * tile.key_tile;
+    float *score = tile.scores + row * tile.key_tile,
+          *gradient = tile.gradients + row * tile.key_tile;
     const float lse = *Ptr(p.lse, head, token) * kLog2E, delta = *Ptr(p.delta, token, head);
     if (whole) {
       GradientRow<false>(score, gradient, begin, end, {}, p.scale * kLog2E, lse, delta, p.scale);
@@ -114,15 +117,18 @@ void GradientTile(const AttentionBwdParams& p, int64_t head, PositionRun queries
   }
 }
 
-void AddQueryGradient(const AttentionBwdParams& p, int64_t head, int64_t first, int64_t count, const Rows& keys,
-                      int64_t begin, int64_t depth, BackwardTile& tile) {
+void AddQueryGradient(const AttentionBwdParams& p, int64_t head, int64_t first, int64_t count,
+                      const Rows& keys, int64_t begin, int64_t depth, BackwardTile& tile) {
   const bool padded = tile.width != tile.head_dim;
   if (padded) std::fill_n(tile.dq, count * tile.width, 0.0f);
-  Multiply<ReadA::kByRow, Into::kAdd>(
-      {.a = tile.gradients + begin, .a_stride = tile.key_tile, .b = keys.data + begin * keys.stride,
-       .b_stride = keys.stride, .c = padded ? tile.dq : Ptr(p.dq, first, head),
-       .c_stride = padded ? tile.width : p.dq.stride[0], .depth = depth},
-      count, tile.width);
+  Multiply<ReadA::kByRow, Into::kAdd>({.a = tile.gradients + begin,
+                                       .a_stride = tile.key_tile,
+                                       .b = keys.data + begin * keys.stride,
+                                       .b_stride = keys.stride,
+                                       .c = padded ? tile.dq : Ptr(p.dq, first, head),
+                                       .c_stride = padded ? tile.width : p.dq.stride[0],
+                                       .depth = depth},
+                                      count, tile.width);
   for (int64_t i = 0; padded && i < count; ++i) {
     float* dq = Ptr(p.dq, first + i, head);
     for (int64_t e = 0; e < tile.head_dim; ++e) dq[e] += tile.dq[i * tile.width + e];
@@ -130,8 +136,8 @@ void AddQueryGradient(const AttentionBwdParams& p, int64_t head, int64_t first, 
 }
 
 // The queries of one tile meet the loaded key tile.
-void BackwardQueries(const AttentionBwdParams& p, int64_t head, PositionRun queries, PositionRun keys,
-                     const Rows& key_rows, BackwardTile& tile) {
+void BackwardQueries(const AttentionBwdParams& p, int64_t head, PositionRun queries,
+                     PositionRun keys, const Rows& key_rows, BackwardTile& tile) {
   const int64_t first = queries.begin - p.queries.begin, count = queries.end - queries.begin;
   const PositionRun reach = Intersection(
       {VisibleKeys(p.mask, queries.begin).begin, VisibleKeys(p.mask, queries.end - 1).end}, keys);
@@ -141,8 +147,13 @@ void BackwardQueries(const AttentionBwdParams& p, int64_t head, PositionRun quer
   const Rows q = PaddedRows(p.q, first, head, count, tile, tile.queries);
   const Rows dout = PaddedRows(p.dout, first, head, count, tile, tile.douts);
   for (int64_t j = begin; j < end; j += kPanel) {
-    TileOperands t = {.a = q.data, .a_stride = q.stride, .b = tile.keys_t + j * tile.head_dim, .b_stride = kPanel,
-                      .c = tile.scores + j, .c_stride = tile.key_tile, .depth = tile.head_dim};
+    TileOperands t = {.a = q.data,
+                      .a_stride = q.stride,
+                      .b = tile.keys_t + j * tile.head_dim,
+                      .b_stride = kPanel,
+                      .c = tile.scores + j,
+                      .c_stride = tile.key_tile,
+                      .depth = tile.head_dim};
     MultiplyPanel<kTileVectors, ReadA::kByRow, Into::kStore>(t, count);
     t.a = dout.data;
     t.a_stride = dout.stride;
@@ -152,8 +163,13 @@ void BackwardQueries(const AttentionBwdParams& p, int64_t head, PositionRun quer
   }
   GradientTile(p, head, queries, keys, begin, end, tile);
   const int64_t num_keys = std::min(end, keys.end - keys.begin) - begin;
-  TileOperands t = {.a = tile.scores + begin, .a_stride = tile.key_tile, .b = dout.data, .b_stride = dout.stride,
-                    .c = tile.dv + begin * tile.width, .c_stride = tile.width, .depth = count};
+  TileOperands t = {.a = tile.scores + begin,
+                    .a_stride = tile.key_tile,
+                    .b = dout.data,
+                    .b_stride = dout.stride,
+                    .c = tile.dv + begin * tile.width,
+                    .c_stride = tile.width,
+                    .depth = count};
   Multiply<ReadA::kByColumn, Into::kAdd>(t, num_keys, tile.width);
   t.a = tile.gradients + begin;
   t.b = q.data;
@@ -163,8 +179,8 @@ void BackwardQueries(const AttentionBwdParams& p, int64_t head, PositionRun quer
   AddQueryGradient(p, head, first, count, key_rows, begin, num_keys, tile);
 }
 
-void AddRows(const float* sums, const BackwardTile& tile, const TensorView& out, int64_t first, int32_t slot,
-             int64_t count) {
+void AddRows(const float* sums, const BackwardTile& tile, const TensorView& out, int64_t first,
+             int32_t slot, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
     float* row = Ptr(out, first + i, slot);
     for (int64_t e = 0; e < tile.head_dim; ++e) row[e] += sums[i * tile.width + e];
@@ -172,14 +188,16 @@ void AddRows(const float* sums, const BackwardTile& tile, const TensorView& out,
 }
 
 // All heads of `slot`, the queries of one chunk against the keys of one chunk.
-void AttentionBackwardChunk(const AttentionBwdParams& p, int32_t slot, PositionRun query_chunk, PositionRun key_chunk) {
+void AttentionBackwardChunk(const AttentionBwdParams& p, int32_t slot, PositionRun query_chunk,
+                            PositionRun key_chunk) {
   BackwardTile tile;
   SetSizes(p.q.shape[2], tile);
   for (int64_t key = key_chunk.begin; key < key_chunk.end; key += tile.key_tile) {
     const PositionRun keys = {key, std::min(key_chunk.end, key + tile.key_tile)};
     const int64_t first = key - p.keys.begin, count = keys.end - keys.begin;
     const PositionRun queries = Intersection(
-        {VisibleQueries(p.mask, keys.begin).begin, VisibleQueries(p.mask, keys.end - 1).end}, query_chunk);
+        {VisibleQueries(p.mask, keys.begin).begin, VisibleQueries(p.mask, keys.end - 1).end},
+        query_chunk);
     if (queries.begin == queries.end) continue;
     Transpose(p.k, first, slot, count, tile, tile.keys_t);
     Transpose(p.v, first, slot, count, tile, tile.values_t);
@@ -189,7 +207,8 @@ void AttentionBackwardChunk(const AttentionBwdParams& p, int32_t slot, PositionR
     for (int64_t head = 0; head < p.q.shape[1]; ++head) {
       if (p.kv_slot[head] != slot) continue;
       for (int64_t query = queries.begin; query < queries.end; query += tile.query_tile) {
-        BackwardQueries(p, head, {query, std::min(queries.end, query + tile.query_tile)}, keys, key_rows, tile);
+        BackwardQueries(p, head, {query, std::min(queries.end, query + tile.query_tile)}, keys,
+                        key_rows, tile);
       }
     }
     AddRows(tile.dk, tile, p.dk, first, slot, count);
@@ -238,11 +257,13 @@ std::vector<int32_t> UsedSlots(const AttentionBwdParams& p) {
   return slots;
 }
 
-// One chunk when slots alone keep the threads busy.
+// One chunk when slots alone keep the threads busy; else about kChunksPerThread pairs per thread
+// and round.
 int64_t NumChunks(const AttentionBwdParams& p, int64_t slots, int64_t threads) {
   if (slots % threads == 0) return 1;
+  const int64_t wanted = (kChunksPerThread * threads + slots - 1) / slots;
   const int64_t most = std::min(p.q.shape[0], p.k.shape[0]) / kMinChunk;
-  return std::clamp<int64_t>(kChunksPerThread * threads, 1, std::max<int64_t>(1, most));
+  return std::clamp<int64_t>(wanted, 1, std::max<int64_t>(1, most));
 }
 
 void ClearQueryGradients(const AttentionBwdParams& p, ExecContext& context) {
@@ -266,13 +287,15 @@ absl::Status Backend::Run(const AttentionBwdParams& p, Workspace, ExecContext& c
     pairs.clear();
     for (int32_t slot : slots) {
       for (int64_t j = 0; j < chunks; ++j) {
-        const ChunkPair pair = {slot, Chunk(p.queries, (j + round) % chunks, chunks), Chunk(p.keys, j, chunks)};
+        const ChunkPair pair = {slot, Chunk(p.queries, (j + round) % chunks, chunks),
+                                Chunk(p.keys, j, chunks)};
         if (Meet(p.mask, pair.queries, pair.keys)) pairs.push_back(pair);
       }
     }
     context.parallel.Run(pairs.size(), [&](int64_t begin, int64_t end, int) {
       for (int64_t i = begin; i < end; ++i) {
-        HWY_DYNAMIC_DISPATCH(AttentionBackwardChunk)(p, pairs[i].slot, pairs[i].queries, pairs[i].keys);
+        HWY_DYNAMIC_DISPATCH(AttentionBackwardChunk)
+        (p, pairs[i].slot, pairs[i].queries, pairs[i].keys);
       }
     });
   }

@@ -1,6 +1,7 @@
-// Attention forward, flash style (arXiv 2205.14135, 2307.08691): a block of queries stays in cache, key tiles that some of
-// it sees stream past, scores never leave a [kKeyTile, kPanel] tile. Queries lie in vector lanes, so running maximum,
-// running sum and masks are plain vector arithmetic; K and V are read in place.
+// Attention forward, flash style (arXiv 2205.14135, 2307.08691): a block of queries stays in cache,
+// key tiles that some of it sees stream past, scores never leave a [kKeyTile, kPanel] tile. Queries
+// lie in vector lanes, so running maximum, running sum and masks are plain vector arithmetic; K and
+// V are read in place.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -13,7 +14,6 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/attention_fwd.cc"
 #include "hwy/foreach_target.h"  // includes this file once per target
-
 #include "kernels/cpu/gemm_tile-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -41,7 +41,8 @@ void MaskScores(const AttentionMask& mask, PositionRun queries, PositionRun keys
   const F32 d;
   const VecF32 hidden = hn::Set(d, -std::numeric_limits<float>::infinity());
   for (int64_t key = keys.begin; key < keys.end; ++key, scores += kPanel) {
-    const PositionRun seen = Intersection(VisibleQueries(mask, key), {queries.begin, queries.begin + kPanel});
+    const PositionRun seen =
+        Intersection(VisibleQueries(mask, key), {queries.begin, queries.begin + kPanel});
     for (int64_t j = 0; j < kPanel; j += kLanes) {
       const auto visible = LanesWithin(j, seen.begin - queries.begin, seen.end - queries.begin);
       hn::Store(hn::IfThenElse(visible, hn::Load(d, scores + j), hidden), d, scores + j);
@@ -49,9 +50,11 @@ void MaskScores(const AttentionMask& mask, PositionRun queries, PositionRun keys
   }
 }
 
-// Scores [num_keys, kPanel] become 2^(score - max) under the new maximum; factor is what the old sums shrink by.
+// Scores [num_keys, kPanel] become 2^(score - max) under the new maximum; factor is what the old
+// sums shrink by.
 template <bool kMasked>
-HWY_INLINE void SoftmaxTile(float* scores, int64_t num_keys, float* max, float* sum, float* factor) {
+HWY_INLINE void SoftmaxTile(float* scores, int64_t num_keys, float* max, float* sum,
+                            float* factor) {
   const F32 d;
   const VecF32 hidden = hn::Set(d, -std::numeric_limits<float>::infinity());
   for (int64_t j = 0; j < kPanel; j += kLanes) {
@@ -64,7 +67,8 @@ HWY_INLINE void SoftmaxTile(float* scores, int64_t num_keys, float* max, float* 
     }
     if (i < num_keys) max0 = hn::Max(max0, hn::Load(d, scores + i * kPanel + j));
     const VecF32 new_max = hn::Max(max0, max1);
-    // A query that has seen no key yet keeps -infinity; zero stands in so that no difference is NaN.
+    // A query that has seen no key yet keeps -infinity; zero stands in so that no difference is
+    // NaN.
     const VecF32 shift = kMasked ? hn::IfThenZeroElse(hn::Eq(new_max, hidden), new_max) : new_max;
     VecF32 total = hn::Zero(d);
     for (i = 0; i < num_keys; ++i) {
@@ -83,14 +87,19 @@ HWY_INLINE void SoftmaxTile(float* scores, int64_t num_keys, float* max, float* 
 }
 
 // The keys of one tile join one panel of the block.
-void ForwardTile(const AttentionFwdParams& p, int32_t slot, PositionRun queries, PositionRun keys, int64_t panel,
-                 ForwardBlock& block) {
-  const int64_t head_dim = p.q.shape[2], num_keys = keys.end - keys.begin, row = keys.begin - p.keys.begin;
+void ForwardTile(const AttentionFwdParams& p, int32_t slot, PositionRun queries, PositionRun keys,
+                 int64_t panel, ForwardBlock& block) {
+  const int64_t head_dim = p.q.shape[2], num_keys = keys.end - keys.begin,
+                row = keys.begin - p.keys.begin;
   const int64_t offset = panel * head_dim * kPanel;
-  MultiplyPanel<kTileVectors, ReadA::kByRow, Into::kStore>(
-      {.a = Ptr(p.k, row, slot), .a_stride = p.k.stride[0], .b = block.queries + offset, .b_stride = kPanel,
-       .c = block.scores, .c_stride = kPanel, .depth = head_dim},
-      num_keys);
+  MultiplyPanel<kTileVectors, ReadA::kByRow, Into::kStore>({.a = Ptr(p.k, row, slot),
+                                                            .a_stride = p.k.stride[0],
+                                                            .b = block.queries + offset,
+                                                            .b_stride = kPanel,
+                                                            .c = block.scores,
+                                                            .c_stride = kPanel,
+                                                            .depth = head_dim},
+                                                           num_keys);
   float *max = block.max + panel * kPanel, *sum = block.sum + panel * kPanel;
   if (SeesAll(p.mask, queries, keys)) {
     SoftmaxTile<false>(block.scores, num_keys, max, sum, block.factor);
@@ -98,14 +107,19 @@ void ForwardTile(const AttentionFwdParams& p, int32_t slot, PositionRun queries,
     MaskScores(p.mask, queries, keys, block.scores);
     SoftmaxTile<true>(block.scores, num_keys, max, sum, block.factor);
   }
-  MultiplyPanel<kTileVectors, ReadA::kByColumn, Into::kScaleThenAdd>(
-      {.a = Ptr(p.v, row, slot), .a_stride = p.v.stride[0], .b = block.scores, .b_stride = kPanel,
-       .c = block.out + offset, .c_stride = kPanel, .depth = num_keys, .factor = block.factor},
-      head_dim);
+  MultiplyPanel<kTileVectors, ReadA::kByColumn, Into::kScaleThenAdd>({.a = Ptr(p.v, row, slot),
+                                                                      .a_stride = p.v.stride[0],
+                                                                      .b = block.scores,
+                                                                      .b_stride = kPanel,
+                                                                      .c = block.out + offset,
+                                                                      .c_stride = kPanel,
+                                                                      .depth = num_keys,
+                                                                      .factor = block.factor},
+                                                                     head_dim);
 }
 
-void LoadQueries(const AttentionFwdParams& p, int64_t head, int64_t first, int64_t count, int64_t panels,
-                 ForwardBlock& block) {
+void LoadQueries(const AttentionFwdParams& p, int64_t head, int64_t first, int64_t count,
+                 int64_t panels, ForwardBlock& block) {
   const int64_t head_dim = p.q.shape[2];
   const float scale = p.scale * kLog2E;
   std::fill_n(block.queries, panels * head_dim * kPanel, 0.0f);
@@ -119,7 +133,8 @@ void LoadQueries(const AttentionFwdParams& p, int64_t head, int64_t first, int64
   }
 }
 
-void StoreOutputs(const AttentionFwdParams& p, int64_t head, int64_t first, int64_t count, const ForwardBlock& block) {
+void StoreOutputs(const AttentionFwdParams& p, int64_t head, int64_t first, int64_t count,
+                  const ForwardBlock& block) {
   const int64_t head_dim = p.q.shape[2];
   for (int64_t i = 0; i < count; ++i) {
     const float* column = block.out + i / kPanel * head_dim * kPanel + i % kPanel;
@@ -134,20 +149,21 @@ void StoreOutputs(const AttentionFwdParams& p, int64_t head, int64_t first, int6
 }
 
 // Queries [first, first + count) of one head, count <= AttentionQueryBlock(head_dim).
-void AttentionForwardBlock(const AttentionFwdParams& p, int64_t head, int64_t first, int64_t count) {
+void AttentionForwardBlock(const AttentionFwdParams& p, int64_t head, int64_t first,
+                           int64_t count) {
   ForwardBlock block;
   const int64_t panels = (count + kPanel - 1) / kPanel;
   LoadQueries(p, head, first, count, panels, block);
   const int64_t begin = p.queries.begin + first, end = begin + count;
-  const PositionRun reach = Intersection(
-      {VisibleKeys(p.mask, begin).begin, VisibleKeys(p.mask, end - 1).end}, p.keys);
+  const PositionRun reach =
+      Intersection({VisibleKeys(p.mask, begin).begin, VisibleKeys(p.mask, end - 1).end}, p.keys);
   for (int64_t key = reach.begin; key < reach.end; key += kKeyTile) {
     const PositionRun tile = {key, std::min(reach.end, key + kKeyTile)};
     for (int64_t panel = 0; panel < panels; ++panel) {
       const int64_t query = begin + panel * kPanel;
       const PositionRun queries = {query, std::min(end, query + kPanel)};
-      const PositionRun keys = Intersection(
-          tile, {VisibleKeys(p.mask, queries.begin).begin, VisibleKeys(p.mask, queries.end - 1).end});
+      const PositionRun keys = Intersection(tile, {VisibleKeys(p.mask, queries.begin).begin,
+                                                   VisibleKeys(p.mask, queries.end - 1).end});
       if (keys.begin < keys.end) ForwardTile(p, p.kv_slot[head], queries, keys, panel, block);
     }
   }
@@ -171,7 +187,8 @@ HWY_EXPORT(AttentionQueryBlock);
 
 absl::Status CheckHeadDim(int64_t head_dim) {
   if (head_dim <= kMaxHeadDim) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("attention: head_dim ", head_dim, " is above ", kMaxHeadDim,
+  return absl::InvalidArgumentError(absl::StrCat("attention: head_dim ", head_dim, " is above ",
+                                                 kMaxHeadDim,
                                                  ", the largest the cpu backend has tiles for"));
 }
 
@@ -183,7 +200,8 @@ absl::Status Backend::Run(const AttentionFwdParams& p, Workspace, ExecContext& c
   context.parallel.Run(heads * blocks, [&](int64_t begin, int64_t end, int) {
     for (int64_t index = begin; index < end; ++index) {
       const int64_t first = BalancedBlock(index % blocks, blocks) * size;
-      HWY_DYNAMIC_DISPATCH(AttentionForwardBlock)(p, index / blocks, first, std::min(size, tokens - first));
+      HWY_DYNAMIC_DISPATCH(AttentionForwardBlock)
+      (p, index / blocks, first, std::min(size, tokens - first));
     }
   });
   return absl::OkStatus();

@@ -8,7 +8,8 @@
 
 namespace upipe::kernels {
 
-// Also limits OpenBLAS to the calling thread: parallelism comes from ExecContext.parallel only.
-std::unique_ptr<OpTable> CreateCpuOpTable();
+// Also limits OpenBLAS to the calling thread (parallelism comes from ExecContext.parallel only) and
+// has it ready for `num_threads` threads at once; 0 when nothing will run.
+std::unique_ptr<OpTable> CreateCpuOpTable(int num_threads);
 
 }  // namespace upipe::kernels

@@ -1,5 +1,5 @@
-// Summed token losses and their gradient in place of the logits. Rows run in parallel; their losses are kept in the
-// workspace and added in ascending order.
+// Summed token losses and their gradient in place of the logits. Rows run in parallel; their losses
+// are kept in the workspace and added in ascending order.
 #include <algorithm>
 #include <cmath>
 
@@ -9,14 +9,14 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/cross_entropy.cc"
 #include "hwy/foreach_target.h"  // includes this file once per target
-
 #include "kernels/cpu/simd_math-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace upipe::kernels::cpu {
 namespace HWY_NAMESPACE {
 
-// One pass: blocks that stay in cache give their maximum, then their sum of exponentials under the running maximum.
+// One pass: blocks that stay in cache give their maximum, then their sum of exponentials under the
+// running maximum.
 void SoftmaxStatistics(const float* logits, size_t n, float* max, double* sum) {
   constexpr size_t kBlock = 1024;
   float running_max = logits[0];
@@ -37,7 +37,8 @@ void SoftmaxStatistics(const float* logits, size_t n, float* max, double* sum) {
       const VecF32 e = Exp(hn::Sub(LoadFirst(block + i, count), shift));
       sums = hn::Add(sums, hn::IfThenElseZero(hn::FirstN(F32(), count), e));
     });
-    running_sum = running_sum * std::exp(double{running_max} - block_max) + hn::GetLane(hn::SumOfLanes(F32(), sums));
+    running_sum = running_sum * std::exp(double{running_max} - block_max) +
+                  hn::GetLane(hn::SumOfLanes(F32(), sums));
     running_max = block_max;
   }
   *max = running_max;
@@ -49,7 +50,8 @@ void SoftmaxRow(float* logits, size_t n, float max, float inverse_sum) {
   const VecF32 shift = hn::Set(F32(), max);
   const VecF32 scale = hn::Set(F32(), inverse_sum);
   ForEachVector(n, [=](size_t i, size_t count) HWY_ATTR {
-    StoreFirst(hn::Mul(Exp(hn::Sub(LoadFirst(logits + i, count), shift)), scale), logits + i, count);
+    StoreFirst(hn::Mul(Exp(hn::Sub(LoadFirst(logits + i, count), shift)), scale), logits + i,
+               count);
   });
 }
 
@@ -87,7 +89,9 @@ double RowLoss(const CrossEntropyParams& p, int64_t t) {
 
 }  // namespace
 
-int64_t Backend::WorkspaceBytes(const CrossEntropyParams& p) { return p.logits.shape[0] * sizeof(double); }
+int64_t Backend::WorkspaceBytes(const CrossEntropyParams& p) {
+  return p.logits.shape[0] * sizeof(double);
+}
 
 absl::Status Backend::Run(const CrossEntropyParams& p, Workspace workspace, ExecContext& context) {
   const int64_t tokens = p.logits.shape[0];
@@ -95,7 +99,8 @@ absl::Status Backend::Run(const CrossEntropyParams& p, Workspace workspace, Exec
   for (int64_t t = 0; t < tokens; ++t) {
     if (labels[t] >= p.logits.shape[1]) {
       return absl::OutOfRangeError(absl::StrCat("cross_entropy: label ", labels[t], " at row ", t,
-                                                " is outside the vocabulary [0, ", p.logits.shape[1], ")"));
+                                                " is outside the vocabulary [0, ",
+                                                p.logits.shape[1], ")"));
     }
   }
   double* loss = static_cast<double*>(workspace.data);

@@ -29,7 +29,8 @@ absl::Status Backend::Run(const EmbeddingFwdParams& p, Workspace, ExecContext& c
   UPIPE_RETURN_IF_ERROR(CheckTokens(p.tokens, p.table.shape[0]));
   context.parallel.Run(p.out.shape[0], [&](int64_t begin, int64_t end, int) {
     for (int64_t t = begin; t < end; ++t) {
-      std::memcpy(Ptr(p.out, t), Ptr(p.table, p.tokens.as<int32_t>()[t]), p.out.shape[1] * sizeof(float));
+      std::memcpy(Ptr(p.out, t), Ptr(p.table, p.tokens.as<int32_t>()[t]),
+                  p.out.shape[1] * sizeof(float));
     }
   });
   return absl::OkStatus();

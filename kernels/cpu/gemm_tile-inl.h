@@ -1,5 +1,6 @@
-// Register-blocked products of small matrices that lie in cache: the inner loops of attention. B and C are row-major with
-// their columns in vector lanes; A is read one element at a time, by rows or by columns. Included once per target.
+// Register-blocked products of small matrices that lie in cache: the inner loops of attention. B
+// and C are row-major with their columns in vector lanes; A is read one element at a time, by rows
+// or by columns. Included once per target.
 #if defined(UPIPE_KERNELS_CPU_GEMM_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef UPIPE_KERNELS_CPU_GEMM_TILE_INL_H_
 #undef UPIPE_KERNELS_CPU_GEMM_TILE_INL_H_

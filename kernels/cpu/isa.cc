@@ -21,9 +21,9 @@ absl::Status CapIsa(absl::string_view name) {
     const int64_t target = rest & -rest;
     if (name != hwy::TargetName(target)) continue;
     if ((hwy::SupportedTargets() & target) == 0) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("instruction set ", name, " asked for, but this machine (or an earlier cap) offers ",
-                       DispatchedIsa(), " at best"));
+      return absl::FailedPreconditionError(absl::StrCat(
+          "instruction set ", name, " asked for, but this machine (or an earlier cap) offers ",
+          DispatchedIsa(), " at best"));
     }
     hwy::DisableTargets(target - 1);
     return absl::OkStatus();
@@ -32,7 +32,8 @@ absl::Status CapIsa(absl::string_view name) {
   for (int64_t rest = HWY_TARGETS; rest != 0; rest &= rest - 1) {
     absl::StrAppend(&known, known.empty() ? "" : ", ", hwy::TargetName(rest & -rest));
   }
-  return absl::InvalidArgumentError(absl::StrCat("unknown instruction set \"", name, "\"; known: ", known));
+  return absl::InvalidArgumentError(
+      absl::StrCat("unknown instruction set \"", name, "\"; known: ", known));
 }
 
 }  // namespace upipe::kernels

@@ -1,5 +1,5 @@
-// Which instruction sets the CPU backend runs on. Results are bit-identical only between equal answers, so a
-// run plan records both names and caps the first.
+// Which instruction sets the CPU backend runs on. Results are bit-identical only between equal
+// answers, so a run plan records both names and caps the first.
 #pragma once
 
 #include <string>
@@ -11,10 +11,12 @@ namespace upipe::kernels {
 
 // The Highway target of every op but Matmul: "AVX3", "AVX2", "SSE4" or "EMU128", best first.
 std::string DispatchedIsa();
-// The OpenBLAS core of Matmul ("SkylakeX", "Zen", ..); chosen when the library loads (OPENBLAS_CORETYPE).
+// The OpenBLAS core of Matmul ("SkylakeX", "Zen", ..); chosen when the library loads
+// (OPENBLAS_CORETYPE).
 std::string MatmulCore();
-// Runs on `name` and nothing better from now on, process-wide. Call before the first op, from one thread. A cap can be
-// lowered, not raised. InvalidArgument for an unknown name; FailedPrecondition when this machine lacks it.
+// Runs on `name` and nothing better from now on, process-wide. Call before the first op, from one
+// thread. A cap can be lowered, not raised. InvalidArgument for an unknown name; FailedPrecondition
+// when this machine lacks it.
 absl::Status CapIsa(absl::string_view name);
 
 }  // namespace upipe::kernels

@@ -34,8 +34,9 @@ absl::Status Backend::Run(const MatmulParams& p, Workspace, ExecContext& context
     const int64_t first = begin * kSplit, count = std::min(extent, end * kSplit) - first;
     const int64_t i = split_rows ? first : 0, j = split_rows ? 0 : first;
     cblas_sgemm(CblasRowMajor, p.transpose_a ? CblasTrans : CblasNoTrans,
-                p.transpose_b ? CblasTrans : CblasNoTrans, split_rows ? count : m, split_rows ? n : count,
-                depth, p.alpha, p.transpose_a ? Ptr(p.a, 0, i) : Ptr(p.a, i), p.a.stride[0],
+                p.transpose_b ? CblasTrans : CblasNoTrans, split_rows ? count : m,
+                split_rows ? n : count, depth, p.alpha,
+                p.transpose_a ? Ptr(p.a, 0, i) : Ptr(p.a, i), p.a.stride[0],
                 p.transpose_b ? Ptr(p.b, j) : Ptr(p.b, 0, j), p.b.stride[0], p.beta, Ptr(p.c, i, j),
                 p.c.stride[0]);
   });

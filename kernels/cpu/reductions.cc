@@ -1,4 +1,5 @@
-// Sums: row-wise dot products, the fp64 sum of squares (fixed blocks, added in ascending order) and the clip rule.
+// Sums: row-wise dot products, the fp64 sum of squares (fixed blocks, added in ascending order) and
+// the clip rule.
 #include <algorithm>
 #include <cmath>
 
@@ -7,7 +8,6 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/reductions.cc"
 #include "hwy/foreach_target.h"  // includes this file once per target
-
 #include "kernels/cpu/simd_math-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -57,7 +57,8 @@ absl::Status Backend::Run(const RowDotParams& p, Workspace, ExecContext& context
   context.parallel.Run(p.a.shape[0], [&](int64_t begin, int64_t end, int) {
     for (int64_t t = begin; t < end; ++t) {
       for (int64_t h = 0; h < p.a.shape[1]; ++h) {
-        *Ptr(p.out, t, h) = HWY_DYNAMIC_DISPATCH(DotRow)(Ptr(p.a, t, h), Ptr(p.b, t, h), p.a.shape[2]);
+        *Ptr(p.out, t, h) =
+            HWY_DYNAMIC_DISPATCH(DotRow)(Ptr(p.a, t, h), Ptr(p.b, t, h), p.a.shape[2]);
       }
     }
   });
@@ -74,7 +75,8 @@ absl::Status Backend::Run(const SumOfSquaresParams& p, Workspace workspace, Exec
   context.parallel.Run(blocks, [&](int64_t begin, int64_t end, int) {
     for (int64_t block = begin; block < end; ++block) {
       const int64_t first = block * kSquaresBlock;
-      sums[block] = HWY_DYNAMIC_DISPATCH(SumOfSquaresBlock)(Ptr(p.x, first), std::min(kSquaresBlock, n - first));
+      sums[block] = HWY_DYNAMIC_DISPATCH(SumOfSquaresBlock)(Ptr(p.x, first),
+                                                            std::min(kSquaresBlock, n - first));
     }
   });
   for (int64_t block = 0; block < blocks; ++block) *p.out.as<double>() += sums[block];
@@ -86,7 +88,8 @@ absl::Status Backend::Run(const ClipScaleParams& p, Workspace, ExecContext&) {
   const double norm = std::sqrt(*p.sum_of_squares.as<double>()) / count;
   const bool skip = !(count > 0) || !std::isfinite(norm);
   *p.grad_norm.as<float>() = static_cast<float>(norm);
-  *p.scale.as<float>() = skip ? 0.0f : static_cast<float>(std::min(1.0, p.max_norm / (norm + 1e-6)) / count);
+  *p.scale.as<float>() =
+      skip ? 0.0f : static_cast<float>(std::min(1.0, p.max_norm / (norm + 1e-6)) / count);
   *p.skip.as<int32_t>() = skip;
   return absl::OkStatus();
 }

@@ -1,5 +1,6 @@
-// y = x * rstd * weight. The backward takes three passes: rstd of every row, dweight by columns (each column sums over
-// rows in one order, whatever the threads), then dx by rows, which may overwrite dy.
+// y = x * rstd * weight. The backward takes three passes: rstd of every row, dweight by columns
+// (each column sums over rows in one order, whatever the threads), then dx by rows, which may
+// overwrite dy.
 #include <algorithm>
 #include <cmath>
 
@@ -8,7 +9,6 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/rms_norm.cc"
 #include "hwy/foreach_target.h"  // includes this file once per target
-
 #include "kernels/cpu/simd_math-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -35,7 +35,8 @@ void RmsNormForwardRow(const float* x, const float* weight, float* y, size_t n, 
 }
 
 // dx += rstd * (dy * weight - x * rstd * mean(dy * weight * x * rstd)).
-void RmsNormBackwardRow(const float* x, const float* weight, const float* dy, float* dx, size_t n, float rstd) {
+void RmsNormBackwardRow(const float* x, const float* weight, const float* dy, float* dx, size_t n,
+                        float rstd) {
   VecF32 sum = hn::Zero(F32());
   ForEachVector(n, [&](size_t i, size_t count) HWY_ATTR {
     const VecF32 scaled = hn::Mul(LoadFirst(dy + i, count), LoadFirst(weight + i, count));
@@ -84,7 +85,8 @@ void WeightGradient(const RmsNormBwdParams& p, const float* rstd, int64_t first,
   for (int64_t begin = 0; begin < p.x.shape[0]; begin += kRowBlock) {
     float sum[kColumns] = {};
     for (int64_t t = begin; t < std::min(p.x.shape[0], begin + kRowBlock); ++t) {
-      HWY_DYNAMIC_DISPATCH(RmsNormWeightRow)(Ptr(p.x, t, first), Ptr(p.dy, t, first), sum, last - first, rstd[t]);
+      HWY_DYNAMIC_DISPATCH(RmsNormWeightRow)
+      (Ptr(p.x, t, first), Ptr(p.dy, t, first), sum, last - first, rstd[t]);
     }
     for (int64_t i = 0; i < last - first; ++i) total[i] += sum[i];
   }
@@ -98,7 +100,8 @@ int64_t Backend::WorkspaceBytes(const RmsNormBwdParams& p) { return p.x.shape[0]
 absl::Status Backend::Run(const RmsNormFwdParams& p, Workspace, ExecContext& context) {
   context.parallel.Run(p.x.shape[0], [&](int64_t begin, int64_t end, int) {
     for (int64_t t = begin; t < end; ++t) {
-      HWY_DYNAMIC_DISPATCH(RmsNormForwardRow)(Ptr(p.x, t), p.weight.as<float>(), Ptr(p.y, t), p.x.shape[1], p.eps);
+      HWY_DYNAMIC_DISPATCH(RmsNormForwardRow)
+      (Ptr(p.x, t), p.weight.as<float>(), Ptr(p.y, t), p.x.shape[1], p.eps);
     }
   });
   return absl::OkStatus();
@@ -108,10 +111,12 @@ absl::Status Backend::Run(const RmsNormBwdParams& p, Workspace workspace, ExecCo
   const int64_t tokens = p.x.shape[0], d = p.x.shape[1];
   float* rstd = static_cast<float*>(workspace.data);
   context.parallel.Run(tokens, [&](int64_t begin, int64_t end, int) {
-    for (int64_t t = begin; t < end; ++t) rstd[t] = HWY_DYNAMIC_DISPATCH(InverseRms)(Ptr(p.x, t), d, p.eps);
+    for (int64_t t = begin; t < end; ++t)
+      rstd[t] = HWY_DYNAMIC_DISPATCH(InverseRms)(Ptr(p.x, t), d, p.eps);
   });
   context.parallel.Run((d + kColumns - 1) / kColumns, [&](int64_t begin, int64_t end, int) {
-    for (int64_t c = begin; c < end; ++c) WeightGradient(p, rstd, c * kColumns, std::min(d, (c + 1) * kColumns));
+    for (int64_t c = begin; c < end; ++c)
+      WeightGradient(p, rstd, c * kColumns, std::min(d, (c + 1) * kColumns));
   });
   context.parallel.Run(tokens, [&](int64_t begin, int64_t end, int) {
     for (int64_t t = begin; t < end; ++t) {

@@ -1,4 +1,5 @@
-// Rotary embedding. Angles are formed and reduced in double per token and shared by its heads; the rotation is fp32.
+// Rotary embedding. Angles are formed and reduced in double per token and shared by its heads; the
+// rotation is fp32.
 #include <algorithm>
 #include <vector>
 
@@ -7,20 +8,20 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/rope.cc"
 #include "hwy/foreach_target.h"  // includes this file once per target
-
 #include "kernels/cpu/simd_math-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace upipe::kernels::cpu {
 namespace HWY_NAMESPACE {
 
-// cosine[i], sine[i] of position * frequencies[i]; i is below n rounded up to whole vectors, which all arrays hold.
-// hf_parity: the factors and the product are fp32.
-void RopeAngles(int64_t position, const double* frequencies, size_t n, bool hf_parity, float* cosine, float* sine) {
+// cosine[i], sine[i] of position * frequencies[i]; i is below n rounded up to whole vectors, which
+// all arrays hold. hf_parity: the factors and the product are fp32.
+void RopeAngles(int64_t position, const double* frequencies, size_t n, bool hf_parity,
+                float* cosine, float* sine) {
   const F64 d;
   const hn::Rebind<float, F64> half;
-  const VecF64 factor =
-      hn::Set(d, hf_parity ? static_cast<double>(static_cast<float>(position)) : static_cast<double>(position));
+  const VecF64 factor = hn::Set(d, hf_parity ? static_cast<double>(static_cast<float>(position))
+                                             : static_cast<double>(position));
   for (size_t i = 0; i < n; i += hn::Lanes(d)) {
     VecF64 frequency = hn::LoadU(d, frequencies + i);
     if (hf_parity) frequency = hn::PromoteTo(d, hn::DemoteTo(half, frequency));
@@ -35,8 +36,8 @@ void RopeAngles(int64_t position, const double* frequencies, size_t n, bool hf_p
 
 // Turns the pairs (x[i], y[i]) of one head.
 template <bool kAccumulate>
-HWY_INLINE void Turn(const float* x, const float* y, float* out_x, float* out_y, const float* cosine, const float* sine,
-                     size_t n) {
+HWY_INLINE void Turn(const float* x, const float* y, float* out_x, float* out_y,
+                     const float* cosine, const float* sine, size_t n) {
   ForEachVector(n, [=](size_t i, size_t count) HWY_ATTR {
     const VecF32 c = LoadFirst(cosine + i, count), s = LoadFirst(sine + i, count);
     const VecF32 a = LoadFirst(x + i, count), b = LoadFirst(y + i, count);
@@ -51,8 +52,8 @@ HWY_INLINE void Turn(const float* x, const float* y, float* out_x, float* out_y,
   });
 }
 
-void RopeTurn(const float* x, const float* y, float* out_x, float* out_y, const float* cosine, const float* sine,
-              size_t n, bool accumulate) {
+void RopeTurn(const float* x, const float* y, float* out_x, float* out_y, const float* cosine,
+              const float* sine, size_t n, bool accumulate) {
   if (accumulate) {
     Turn<true>(x, y, out_x, out_y, cosine, sine, n);
   } else {
@@ -75,7 +76,8 @@ namespace {
 constexpr int64_t kPairs = 128;  // pairs turned at a time; a multiple of every vector
 
 // Pairs [first, first + n) of token t, all heads.
-void RotateToken(const RopeParams& p, int64_t t, const double* frequencies, int64_t first, int64_t n) {
+void RotateToken(const RopeParams& p, int64_t t, const double* frequencies, int64_t first,
+                 int64_t n) {
   const int64_t half = p.src.shape[2] / 2;
   float cosine[kPairs], sine[kPairs];
   HWY_DYNAMIC_DISPATCH(RopeAngles)

@@ -1,4 +1,5 @@
-// Vector loads with tails, exp, and sine and cosine, for every Highway target. Included once per target.
+// Vector loads with tails, exp, and sine and cosine, for every Highway target. Included once per
+// target.
 #if defined(UPIPE_KERNELS_CPU_SIMD_MATH_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef UPIPE_KERNELS_CPU_SIMD_MATH_INL_H_
 #undef UPIPE_KERNELS_CPU_SIMD_MATH_INL_H_
@@ -47,7 +48,8 @@ HWY_INLINE void ForEachVector(size_t n, const Body& body) {
   if (i < n) body(i, n - i);
 }
 
-// The larger of floor and x; NaN stays NaN (x86 returns the second operand then, generic code the first).
+// The larger of floor and x; NaN stays NaN (x86 returns the second operand then, generic code the
+// first).
 HWY_INLINE VecF32 AtLeast(float floor, VecF32 x) {
   const VecF32 least = hn::Set(F32(), floor);
 #if HWY_TARGET == HWY_SCALAR
@@ -88,7 +90,8 @@ HWY_INLINE VecF32 Exp(VecF32 x) {
   x = AtLeast(-87.0f, x);
   const VecF32 shifted = hn::MulAdd(x, log2e, magic);
   const VecF32 n = hn::Sub(shifted, magic);
-  VecF32 r = hn::NegMulAdd(n, hn::Set(d, 0.693359375f), x);  // ln 2 in two parts: the first product is exact
+  VecF32 r = hn::NegMulAdd(n, hn::Set(d, 0.693359375f),
+                           x);  // ln 2 in two parts: the first product is exact
   r = hn::NegMulAdd(n, hn::Set(d, -2.12194440e-4f), r);
   return Exp2OfParts(hn::Mul(r, log2e), hn::BitCast(I32(), shifted));
 }
@@ -100,7 +103,8 @@ HWY_INLINE void CosSin(VecF64 angle, VecF64& cosine, VecF64& sine) {
   const VecF64 magic = hn::Set(d, 6755399441055744.0);  // 1.5 * 2^52
   const VecF64 shifted = hn::Add(hn::Mul(angle, hn::Set(d, 0.63661977236758134308)), magic);
   const VecF64 n = hn::Sub(shifted, magic);
-  // pi/2 in three parts of 33 bits, so that the first two products are exact for n below 2^20 .. 2^30.
+  // pi/2 in three parts of 33 bits, so that the first two products are exact for n below 2^20 ..
+  // 2^30.
   VecF64 r = hn::NegMulAdd(n, hn::Set(d, 1.57079632673412561417e+00), angle);
   r = hn::NegMulAdd(n, hn::Set(d, 6.07710050630396597660e-11), r);
   r = hn::NegMulAdd(n, hn::Set(d, 2.02226624879595063154e-21), r);
@@ -120,8 +124,8 @@ HWY_INLINE void CosSin(VecF64 angle, VecF64& cosine, VecF64& sine) {
   c = hn::MulAdd(c, z, hn::Set(d, -0.5));
   c = hn::MulAdd(c, z, hn::Set(d, 1.0));
   const auto quadrant = hn::BitCast(di, shifted);
-  const auto odd = hn::MaskFromVec(hn::BitCast(
-      d, hn::Sub(hn::Zero(di), hn::And(quadrant, hn::Set(di, 1)))));
+  const auto odd =
+      hn::MaskFromVec(hn::BitCast(d, hn::Sub(hn::Zero(di), hn::And(quadrant, hn::Set(di, 1)))));
   const auto sign_of_sine = hn::ShiftLeft<62>(hn::And(quadrant, hn::Set(di, 2)));
   const auto sign_of_cosine =
       hn::ShiftLeft<62>(hn::And(hn::Add(quadrant, hn::Set(di, 1)), hn::Set(di, 2)));

@@ -4,7 +4,6 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/swiglu.cc"
 #include "hwy/foreach_target.h"  // includes this file once per target
-
 #include "kernels/cpu/simd_math-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -50,7 +49,8 @@ HWY_EXPORT(SwiGluBackwardRow);
 absl::Status Backend::Run(const SwiGluFwdParams& p, Workspace, ExecContext& context) {
   context.parallel.Run(p.out.shape[0], [&](int64_t begin, int64_t end, int) {
     for (int64_t t = begin; t < end; ++t) {
-      HWY_DYNAMIC_DISPATCH(SwiGluForwardRow)(Ptr(p.gate, t), Ptr(p.up, t), Ptr(p.out, t), p.out.shape[1]);
+      HWY_DYNAMIC_DISPATCH(SwiGluForwardRow)
+      (Ptr(p.gate, t), Ptr(p.up, t), Ptr(p.out, t), p.out.shape[1]);
     }
   });
   return absl::OkStatus();
@@ -59,7 +59,8 @@ absl::Status Backend::Run(const SwiGluFwdParams& p, Workspace, ExecContext& cont
 absl::Status Backend::Run(const SwiGluBwdParams& p, Workspace, ExecContext& context) {
   context.parallel.Run(p.gate.shape[0], [&](int64_t begin, int64_t end, int) {
     for (int64_t t = begin; t < end; ++t) {
-      HWY_DYNAMIC_DISPATCH(SwiGluBackwardRow)(Ptr(p.dout, t), Ptr(p.gate, t), Ptr(p.up, t), p.gate.shape[1]);
+      HWY_DYNAMIC_DISPATCH(SwiGluBackwardRow)
+      (Ptr(p.dout, t), Ptr(p.gate, t), Ptr(p.up, t), p.gate.shape[1]);
     }
   });
   return absl::OkStatus();

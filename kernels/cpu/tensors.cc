@@ -21,7 +21,8 @@ TensorView AsRank3(TensorView view) {
   return view;
 }
 
-// body(i, j, k, count): runs of up to kRun contiguous elements that cover the view, split over the pool.
+// body(i, j, k, count): runs of up to kRun contiguous elements that cover the view, split over the
+// pool.
 template <typename Body>
 void ForEachRun(ExecContext& context, const TensorView& view, const Body& body) {
   constexpr int64_t kRun = 16384;
@@ -45,10 +46,9 @@ void Fill(const FillParams& p, ExecContext& context) {
 }  // namespace
 
 absl::Status Backend::Run(const StridedCopyParams& p, Workspace, ExecContext& context) {
-  const TensorView src = AsRank3(p.src), dst = AsRank3(p.dst);
-  ForEachRun(context, src, [&](int64_t i, int64_t j, int64_t k, int64_t count) {
-    const float* from = Ptr(src, i, j, k);
-    float* to = Ptr(dst, i, j, k);
+  ForEachRun(context, p.src, [&](int64_t i, int64_t j, int64_t k, int64_t count) {
+    const float* from = Ptr(p.src, i, j, k);
+    float* to = Ptr(p.dst, i, j, k);
     if (!p.accumulate) {
       std::memcpy(to, from, count * sizeof(float));
     } else {
@@ -60,10 +60,18 @@ absl::Status Backend::Run(const StridedCopyParams& p, Workspace, ExecContext& co
 
 absl::Status Backend::Run(const FillParams& p, Workspace, ExecContext& context) {
   switch (p.dst.dtype) {
-    case DType::kFloat32: Fill<float>(p, context); break;
-    case DType::kFloat64: Fill<double>(p, context); break;
-    case DType::kInt32: Fill<int32_t>(p, context); break;
-    case DType::kInt64: Fill<int64_t>(p, context); break;
+    case DType::kFloat32:
+      Fill<float>(p, context);
+      break;
+    case DType::kFloat64:
+      Fill<double>(p, context);
+      break;
+    case DType::kInt32:
+      Fill<int32_t>(p, context);
+      break;
+    case DType::kInt64:
+      Fill<int64_t>(p, context);
+      break;
   }
   return absl::OkStatus();
 }
@@ -71,7 +79,8 @@ absl::Status Backend::Run(const FillParams& p, Workspace, ExecContext& context) 
 absl::Status Backend::Run(const RandomNormalParams& p, Workspace, ExecContext& context) {
   context.parallel.Run(p.dst.shape[0], [&](int64_t begin, int64_t end, int) {
     for (int64_t i = begin; i < end; ++i) {
-      *Ptr(p.dst, i) = static_cast<float>(p.stddev * CounterNormal(p.seed, p.tensor_id, p.first_index + i));
+      *Ptr(p.dst, i) =
+          static_cast<float>(p.stddev * CounterNormal(p.seed, p.tensor_id, p.first_index + i));
     }
   });
   return absl::OkStatus();

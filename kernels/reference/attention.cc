@@ -1,5 +1,5 @@
-// Scaled dot-product attention, one query (forward, dq) or one key (dk, dv) at a time: O(Tq * Tk) time and
-// O(head_dim) memory. Scores are computed again wherever they are needed.
+// Scaled dot-product attention, one query (forward, dq) or one key (dk, dv) at a time: O(Tq * Tk)
+// time and O(head_dim) memory. Scores are computed again wherever they are needed.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -24,7 +24,8 @@ bool Visible(const AttentionMask& mask, int64_t query, int64_t key) {
   return DocumentOf(mask, query) == DocumentOf(mask, key);
 }
 
-double Dot(const TensorView& a, int64_t i, int64_t head_a, const TensorView& b, int64_t j, int64_t head_b) {
+double Dot(const TensorView& a, int64_t i, int64_t head_a, const TensorView& b, int64_t j,
+           int64_t head_b) {
   double sum = 0;
   for (int64_t d = 0; d < a.shape[2]; ++d) sum += double{At(a, i, head_a, d)} * At(b, j, head_b, d);
   return sum;
@@ -38,7 +39,8 @@ struct PairGradient {
 
 PairGradient GradientOf(const AttentionBwdParams& p, int64_t i, int64_t j, int64_t head) {
   const int32_t slot = p.kv_slot[head];
-  const double probability = std::exp(p.scale * Dot(p.q, i, head, p.k, j, slot) - At(p.lse, head, i));
+  const double probability =
+      std::exp(p.scale * Dot(p.q, i, head, p.k, j, slot) - At(p.lse, head, i));
   return {probability, probability * (Dot(p.dout, i, head, p.v, j, slot) - At(p.delta, i, head))};
 }
 

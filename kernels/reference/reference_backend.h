@@ -1,4 +1,5 @@
-// The list of reference ops: what HostOpTable asks of a backend. Each op is in the file of its name.
+// The list of reference ops: what HostOpTable asks of a backend. Each op is in the file of its
+// name.
 #pragma once
 
 #include <cstdint>

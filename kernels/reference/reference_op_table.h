@@ -1,5 +1,5 @@
-// The oracle every other backend is tested against: scalar loops on the stream's thread, sums in fp64,
-// rounded to storage once per call. Slow and obvious; never optimised.
+// The oracle every other backend is tested against: scalar loops on the stream's thread, sums in
+// fp64, rounded to storage once per call. Slow and obvious; never optimised.
 #pragma once
 
 #include <memory>

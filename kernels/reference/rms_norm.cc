@@ -18,7 +18,8 @@ double InverseRms(const TensorView& x, int64_t t, double eps) {
 absl::Status Backend::Run(const RmsNormFwdParams& p, Workspace, ExecContext&) {
   for (int64_t t = 0; t < p.x.shape[0]; ++t) {
     const double rstd = InverseRms(p.x, t, p.eps);
-    for (int64_t i = 0; i < p.x.shape[1]; ++i) At(p.y, t, i) = At(p.x, t, i) * rstd * At(p.weight, i);
+    for (int64_t i = 0; i < p.x.shape[1]; ++i)
+      At(p.y, t, i) = At(p.x, t, i) * rstd * At(p.weight, i);
   }
   return absl::OkStatus();
 }
@@ -35,7 +36,8 @@ absl::Status Backend::Run(const RmsNormBwdParams& p, Workspace, ExecContext&) {
   for (int64_t t = 0; t < tokens; ++t) {
     const double rstd = InverseRms(p.x, t, p.eps);
     double mean = 0;
-    for (int64_t i = 0; i < d; ++i) mean += double{At(p.dy, t, i)} * At(p.weight, i) * At(p.x, t, i) * rstd / d;
+    for (int64_t i = 0; i < d; ++i)
+      mean += double{At(p.dy, t, i)} * At(p.weight, i) * At(p.x, t, i) * rstd / d;
     for (int64_t i = 0; i < d; ++i) {
       const double n = At(p.x, t, i) * rstd;
       At(p.dx, t, i) += rstd * (double{At(p.dy, t, i)} * At(p.weight, i) - n * mean);

@@ -7,8 +7,8 @@
 namespace upipe::kernels::reference {
 namespace {
 
-// The cosine and sine of position * frequency. hf_parity: both factors and the product are fp32, and so are the
-// results.
+// The cosine and sine of position * frequency. hf_parity: both factors and the product are fp32,
+// and so are the results.
 void CosSin(int64_t position, double frequency, bool hf_parity, double& cosine, double& sine) {
   if (hf_parity) {
     const float angle = static_cast<float>(position) * static_cast<float>(frequency);

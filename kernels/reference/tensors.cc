@@ -21,10 +21,18 @@ absl::Status Backend::Run(const FillParams& p, Workspace, ExecContext&) {
       for (int64_t k = 0; k < p.dst.shape[2]; ++k) {
         void* element = p.dst.At(i, j, k);
         switch (p.dst.dtype) {
-          case DType::kFloat32: *static_cast<float*>(element) = p.value; break;
-          case DType::kFloat64: *static_cast<double*>(element) = p.value; break;
-          case DType::kInt32: *static_cast<int32_t*>(element) = p.value; break;
-          case DType::kInt64: *static_cast<int64_t*>(element) = p.value; break;
+          case DType::kFloat32:
+            *static_cast<float*>(element) = p.value;
+            break;
+          case DType::kFloat64:
+            *static_cast<double*>(element) = p.value;
+            break;
+          case DType::kInt32:
+            *static_cast<int32_t*>(element) = p.value;
+            break;
+          case DType::kInt64:
+            *static_cast<int64_t*>(element) = p.value;
+            break;
         }
       }
     }

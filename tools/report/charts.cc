@@ -12,13 +12,12 @@
 namespace upipe::report {
 namespace {
 
-constexpr double kWidth = 720;
-constexpr double kHeight = 300;
-constexpr double kLeft = 62;
-constexpr double kRight = 128;   // room for labels at the lines' ends
+constexpr double kLeft = 58;
+constexpr double kRight = 112;  // room for labels at the lines' ends
 constexpr double kTop = 14;
 constexpr double kBottom = 34;
-constexpr double kLabelGap = 14; // least distance of two labels
+constexpr double kCharacterWidth = 6.2;  // of axis text, about
+constexpr double kLabelGap = 14;         // least distance of two labels
 
 std::string Number(double value) {
   const std::string text = absl::StrFormat("%.2f", value);
@@ -27,26 +26,42 @@ std::string Number(double value) {
 
 std::string Fill(const std::string& colour) { return absl::StrCat("fill=\"var(", colour, ")\""); }
 
-std::string Open(const std::string& title, double height) {
-  return absl::StrCat("<svg viewBox=\"0 0 ", Number(kWidth), " ", Number(height), "\" role=\"img\" aria-label=\"",
-                      Escape(title), "\">\n");
+std::string Open(const std::string& title, Canvas canvas) {
+  return absl::StrCat("<svg viewBox=\"0 0 ", Number(canvas.width), " ", Number(canvas.height),
+                      "\" role=\"img\" aria-label=\"", Escape(title), "\">\n");
 }
 
-std::string Text(double x, double y, const char* anchor, const std::string& text, const std::string& more = "") {
-  return absl::StrCat("<text x=\"", Number(x), "\" y=\"", Number(y), "\" text-anchor=\"", anchor, "\" ", more, ">",
-                      Escape(text), "</text>\n");
+std::string Text(double x, double y, const char* anchor, const std::string& text,
+                 const std::string& more = "") {
+  return absl::StrCat("<text x=\"", Number(x), "\" y=\"", Number(y), "\" text-anchor=\"", anchor,
+                      "\" ", more, ">", Escape(text), "</text>\n");
 }
 
 std::string Rule(double x1, double y1, double x2, double y2, const std::string& more) {
-  return absl::StrCat("<line x1=\"", Number(x1), "\" y1=\"", Number(y1), "\" x2=\"", Number(x2), "\" y2=\"",
-                      Number(y2), "\" ", more, "/>\n");
+  return absl::StrCat("<line x1=\"", Number(x1), "\" y1=\"", Number(y1), "\" x2=\"", Number(x2),
+                      "\" y2=\"", Number(y2), "\" ", more, "/>\n");
+}
+
+// Where the chart's numbers lie on its canvas.
+struct Frame {
+  Canvas canvas;
+  Scale x;
+  Scale y;
+  double right() const { return canvas.width - kRight; }
+  double bottom() const { return canvas.height - kBottom; }
+};
+
+Frame MakeFrame(Canvas canvas, Range x, Range y) {
+  return {.canvas = canvas,
+          .x = {.from = x, .to = {kLeft, canvas.width - kRight}},
+          .y = {.from = y, .to = {canvas.height - kBottom, kTop}}};
 }
 
 // An invisible column that tells its numbers on hover.
-std::string HoverColumn(double x, double width, const std::string& text) {
-  return absl::StrCat("<rect class=\"hover\" x=\"", Number(x), "\" y=\"", Number(kTop), "\" width=\"", Number(width),
-                      "\" height=\"", Number(kHeight - kTop - kBottom), "\"><title>", Escape(text),
-                      "</title></rect>\n");
+std::string HoverColumn(const Frame& frame, double x, double width, const std::string& text) {
+  return absl::StrCat("<rect class=\"hover\" x=\"", Number(x), "\" y=\"", Number(kTop),
+                      "\" width=\"", Number(width), "\" height=\"", Number(frame.bottom() - kTop),
+                      "\"><title>", Escape(text), "</title></rect>\n");
 }
 
 struct SideLabel {
@@ -56,30 +71,24 @@ struct SideLabel {
 };
 
 // Labels at the right end, moved apart until none covers another, top to bottom.
-std::string SideLabels(std::vector<SideLabel> labels) {
-  std::stable_sort(labels.begin(), labels.end(), [](const auto& a, const auto& b) { return a.y < b.y; });
-  for (size_t i = 1; i < labels.size(); ++i) labels[i].y = std::max(labels[i].y, labels[i - 1].y + kLabelGap);
-  double limit = kHeight - kBottom + 8;
+std::string SideLabels(const Frame& frame, std::vector<SideLabel> labels) {
+  std::stable_sort(labels.begin(), labels.end(),
+                   [](const auto& a, const auto& b) { return a.y < b.y; });
+  for (size_t i = 1; i < labels.size(); ++i)
+    labels[i].y = std::max(labels[i].y, labels[i - 1].y + kLabelGap);
+  double limit = frame.bottom() + 8;
   for (auto label = labels.rbegin(); label != labels.rend(); ++label) {
     label->y = std::min(label->y, limit);
     limit = label->y - kLabelGap;
   }
   std::string out;
   for (const SideLabel& label : labels) {
-    const double x = kWidth - kRight + 10;
-    absl::StrAppend(&out, "<rect x=\"", Number(x), "\" y=\"", Number(label.y - 4), "\" width=\"8\" height=\"8\" rx=\"2\" ",
-                    Fill(label.colour), "/>\n", Text(x + 13, label.y + 4, "start", label.text, "class=\"side\""));
+    const double x = frame.right() + 10;
+    absl::StrAppend(&out, "<rect x=\"", Number(x), "\" y=\"", Number(label.y - 4),
+                    "\" width=\"8\" height=\"8\" rx=\"2\" ", Fill(label.colour), "/>\n",
+                    Text(x + 13, label.y + 4, "start", label.text, "class=\"side\""));
   }
   return out;
-}
-
-struct Frame {
-  Scale x;
-  Scale y;
-};
-
-Frame MakeFrame(Range x, Range y) {
-  return {.x = {.from = x, .to = {kLeft, kWidth - kRight}}, .y = {.from = y, .to = {kHeight - kBottom, kTop}}};
 }
 
 std::string HorizontalGrid(const Frame& frame, const std::vector<double>& ticks,
@@ -87,18 +96,18 @@ std::string HorizontalGrid(const Frame& frame, const std::vector<double>& ticks,
   std::string out;
   for (const double tick : ticks) {
     const double y = frame.y(tick);
-    absl::StrAppend(&out, Rule(kLeft, y, kWidth - kRight, y, "class=\"grid\""),
+    absl::StrAppend(&out, Rule(kLeft, y, frame.right(), y, "class=\"grid\""),
                     Text(kLeft - 8, y + 4, "end", format(tick)));
   }
   return out;
 }
 
 std::string StepAxis(const Frame& frame) {
-  std::string out = Rule(kLeft, kHeight - kBottom, kWidth - kRight, kHeight - kBottom, "class=\"axis\"");
+  std::string out = Rule(kLeft, frame.bottom(), frame.right(), frame.bottom(), "class=\"axis\"");
   for (const double tick : WholeTicks(frame.x.from, 8)) {
-    absl::StrAppend(&out, Text(frame.x(tick), kHeight - kBottom + 18, "middle", PlainNumber(tick)));
+    absl::StrAppend(&out, Text(frame.x(tick), frame.bottom() + 18, "middle", PlainNumber(tick)));
   }
-  return absl::StrCat(out, Text(kWidth - kRight + 10, kHeight - kBottom + 18, "start", "step"));
+  return absl::StrCat(out, Text(frame.right() + 18, frame.bottom() + 18, "start", "step"));
 }
 
 Range XRange(const std::vector<LineSeries>& series) {
@@ -131,9 +140,11 @@ Range YRange(const LineChart& chart) {
 std::string RenderLine(const LineSeries& line, const Frame& frame) {
   std::string path;
   for (const Point& point : line.points) {
-    absl::StrAppend(&path, path.empty() ? "M" : "L", Number(frame.x(point.x)), " ", Number(frame.y(point.y)));
+    absl::StrAppend(&path, path.empty() ? "M" : "L", Number(frame.x(point.x)), " ",
+                    Number(frame.y(point.y)));
   }
-  std::string out = absl::StrCat("<path class=\"line\" style=\"stroke:var(", line.colour, ")\" d=\"", path, "\"/>\n");
+  std::string out = absl::StrCat("<path class=\"line\" style=\"stroke:var(", line.colour,
+                                 ")\" d=\"", path, "\"/>\n");
   if (!line.markers) return out;
   for (const Point& point : line.points) {
     absl::StrAppend(&out, "<circle class=\"marker\" cx=\"", Number(frame.x(point.x)), "\" cy=\"",
@@ -145,7 +156,7 @@ std::string RenderLine(const LineSeries& line, const Frame& frame) {
 // One hover column per x of the first series, telling every series that has a value there.
 std::string LineHover(const LineChart& chart, const Frame& frame) {
   const std::vector<Point>& points = chart.series[0].points;
-  const double width = (kWidth - kLeft - kRight) / static_cast<double>(points.size());
+  const double width = (frame.right() - kLeft) / static_cast<double>(points.size());
   std::string out;
   for (const Point& at : points) {
     std::string text = absl::StrCat("step ", PlainNumber(at.x));
@@ -155,7 +166,7 @@ std::string LineHover(const LineChart& chart, const Frame& frame) {
         absl::StrAppend(&text, "\n", line.name, " ", PlainNumber(point.y), " ", chart.unit);
       }
     }
-    absl::StrAppend(&out, HoverColumn(frame.x(at.x) - width / 2, width, text));
+    absl::StrAppend(&out, HoverColumn(frame, frame.x(at.x) - width / 2, width, text));
   }
   return out;
 }
@@ -163,7 +174,8 @@ std::string LineHover(const LineChart& chart, const Frame& frame) {
 std::vector<double> Totals(const StackChart& chart) {
   std::vector<double> totals(chart.columns.size(), 0);
   for (const Band& band : chart.bands) {
-    UPIPE_CHECK(band.bytes.size() == totals.size()) << band.name << " has " << band.bytes.size() << " columns";
+    UPIPE_CHECK(band.bytes.size() == totals.size())
+        << band.name << " has " << band.bytes.size() << " columns";
     for (size_t i = 0; i < totals.size(); ++i) totals[i] += band.bytes[i];
   }
   return totals;
@@ -173,43 +185,52 @@ std::vector<double> Totals(const StackChart& chart) {
 std::string RenderBand(const Band& band, std::vector<double>& floor, const Frame& frame) {
   std::string top, bottom;
   for (size_t i = 0; i < floor.size(); ++i) {
-    const double left = frame.x(static_cast<double>(i)), right = frame.x(static_cast<double>(i) + 1);
-    const std::string high = Number(frame.y(floor[i] + band.bytes[i])), low = Number(frame.y(floor[i]));
-    absl::StrAppend(&top, i == 0 ? "M" : "L", Number(left), " ", high, "L", Number(right), " ", high);
+    const double left = frame.x(static_cast<double>(i)),
+                 right = frame.x(static_cast<double>(i) + 1);
+    const std::string high = Number(frame.y(floor[i] + band.bytes[i])),
+                      low = Number(frame.y(floor[i]));
+    absl::StrAppend(&top, i == 0 ? "M" : "L", Number(left), " ", high, "L", Number(right), " ",
+                    high);
     bottom = absl::StrCat("L", Number(right), " ", low, "L", Number(left), " ", low, bottom);
     floor[i] += band.bytes[i];
   }
-  return absl::StrCat("<path class=\"band\" ", Fill(band.colour), " d=\"", top, bottom, "Z\"><title>",
-                      Escape(band.name), "</title></path>\n");
+  return absl::StrCat("<path class=\"band\" ", Fill(band.colour), " d=\"", top, bottom,
+                      "Z\"><title>", Escape(band.name), "</title></path>\n");
 }
 
 std::string SectionAxis(const StackChart& chart, const Frame& frame) {
-  const double y = kHeight - kBottom;
-  std::string out = Rule(kLeft, y, kWidth - kRight, y, "class=\"axis\"");
+  const double y = frame.bottom();
+  std::string out = Rule(kLeft, y, frame.right(), y, "class=\"axis\"");
   for (const Section& section : chart.sections) {
-    const double left = frame.x(static_cast<double>(section.begin)), right = frame.x(static_cast<double>(section.end));
-    if (section.begin > 0) absl::StrAppend(&out, Rule(left, kTop, left, y + 6, "class=\"section\""));
-    if (right - left < 26) continue;
-    absl::StrAppend(&out, Text((left + right) / 2, y + 17, "middle", section.name, "class=\"small\""));
+    const double left = frame.x(static_cast<double>(section.begin)),
+                 right = frame.x(static_cast<double>(section.end));
+    if (section.begin > 0)
+      absl::StrAppend(&out, Rule(left, kTop, left, y + 6, "class=\"section\""));
+    if (right - left < kCharacterWidth * static_cast<double>(section.name.size())) continue;
+    absl::StrAppend(&out,
+                    Text((left + right) / 2, y + 17, "middle", section.name, "class=\"small\""));
   }
   return out;
 }
 
-// The bands' names at the right, each as high as its band's middle in the column where it is largest.
+// The bands' names at the right, each as high as its band's middle in the column where it is
+// largest.
 std::string BandLabels(const StackChart& chart, const Frame& frame) {
   std::vector<double> floor(chart.columns.size(), 0);
   std::vector<SideLabel> labels;
   for (const Band& band : chart.bands) {
-    const size_t at = chart.sections.empty()
-                          ? chart.columns.size() - 1
-                          : std::max_element(band.bytes.begin(), band.bytes.end()) - band.bytes.begin();
+    const size_t at =
+        chart.sections.empty()
+            ? chart.columns.size() - 1
+            : std::max_element(band.bytes.begin(), band.bytes.end()) - band.bytes.begin();
     labels.push_back({frame.y(floor[at] + band.bytes[at] / 2), band.name, band.colour});
     for (size_t i = 0; i < floor.size(); ++i) floor[i] += band.bytes[i];
   }
-  return SideLabels(std::move(labels));
+  return SideLabels(frame, std::move(labels));
 }
 
-std::string StackHover(const StackChart& chart, const std::vector<double>& totals, const Frame& frame) {
+std::string StackHover(const StackChart& chart, const std::vector<double>& totals,
+                       const Frame& frame) {
   std::string out;
   for (size_t i = 0; i < totals.size(); ++i) {
     std::string text = absl::StrCat(chart.columns[i], "\ntotal ", Bytes(totals[i]));
@@ -217,7 +238,8 @@ std::string StackHover(const StackChart& chart, const std::vector<double>& total
       if (band->bytes[i] > 0) absl::StrAppend(&text, "\n", band->name, " ", Bytes(band->bytes[i]));
     }
     const double left = frame.x(static_cast<double>(i));
-    absl::StrAppend(&out, HoverColumn(left, frame.x(static_cast<double>(i) + 1) - left, text));
+    absl::StrAppend(&out,
+                    HoverColumn(frame, left, frame.x(static_cast<double>(i) + 1) - left, text));
   }
   return out;
 }
@@ -225,19 +247,22 @@ std::string StackHover(const StackChart& chart, const std::vector<double>& total
 }  // namespace
 
 std::string Escape(const std::string& text) {
-  return absl::StrReplaceAll(text, {{"&", "&amp;"}, {"<", "&lt;"}, {">", "&gt;"}, {"\"", "&quot;"}});
+  return absl::StrReplaceAll(text,
+                             {{"&", "&amp;"}, {"<", "&lt;"}, {">", "&gt;"}, {"\"", "&quot;"}});
 }
 
 std::string RenderLineChart(const LineChart& chart) {
   UPIPE_CHECK(!chart.series.empty() && !chart.series[0].points.empty()) << chart.title;
-  const Frame frame = MakeFrame(XRange(chart.series), YRange(chart));
-  std::string out = absl::StrCat(Open(chart.title, kHeight),
-                                 HorizontalGrid(frame, RoundTicks(frame.y.from, 6), chart.format), StepAxis(frame));
+  const Frame frame = MakeFrame(chart.canvas, XRange(chart.series), YRange(chart));
+  std::string out = absl::StrCat(Open(chart.title, chart.canvas),
+                                 HorizontalGrid(frame, RoundTicks(frame.y.from, 6), chart.format),
+                                 StepAxis(frame));
   std::vector<SideLabel> labels;
   for (const Level& level : chart.levels) {
     const double y = frame.y(level.value);
-    absl::StrAppend(&out, Rule(kLeft, y, kWidth - kRight, y,
-                               absl::StrCat("class=\"level\" style=\"stroke:var(", level.colour, ")\"")));
+    absl::StrAppend(&out,
+                    Rule(kLeft, y, frame.right(), y,
+                         absl::StrCat("class=\"level\" style=\"stroke:var(", level.colour, ")\"")));
     labels.push_back({y, level.label, level.colour});
   }
   for (const LineSeries& line : chart.series) {
@@ -245,24 +270,28 @@ std::string RenderLineChart(const LineChart& chart) {
     absl::StrAppend(&out, RenderLine(line, frame));
     labels.push_back({frame.y(line.points.back().y), line.name, line.colour});
   }
-  absl::StrAppend(&out, SideLabels(std::move(labels)), LineHover(chart, frame), "</svg>\n");
+  absl::StrAppend(&out, SideLabels(frame, std::move(labels)), LineHover(chart, frame), "</svg>\n");
   return out;
 }
 
 std::string RenderStackChart(const StackChart& chart) {
   UPIPE_CHECK(!chart.columns.empty() && !chart.bands.empty()) << chart.title;
   const std::vector<double> totals = Totals(chart);
-  double high = std::max(chart.planned_peak, *std::max_element(totals.begin(), totals.end())) * 1.08;
+  double high =
+      std::max(chart.planned_peak, *std::max_element(totals.begin(), totals.end())) * 1.08;
   high = std::max({high, chart.height_bytes, 1.0});
   const auto columns = static_cast<double>(totals.size());
-  const Frame frame = MakeFrame({0, columns}, {0, high});
-  std::string out = absl::StrCat(Open(chart.title, kHeight), HorizontalGrid(frame, ByteTicks(frame.y.from, 8), Bytes));
+  const Frame frame = MakeFrame(chart.canvas, {0, columns}, {0, high});
+  std::string out = absl::StrCat(Open(chart.title, chart.canvas),
+                                 HorizontalGrid(frame, ByteTicks(frame.y.from, 8), Bytes));
   std::vector<double> floor(totals.size(), 0);
   for (const Band& band : chart.bands) absl::StrAppend(&out, RenderBand(band, floor, frame));
   if (chart.planned_peak > 0) {
     const double y = frame.y(chart.planned_peak);
-    absl::StrAppend(&out, Rule(kLeft, y, kWidth - kRight, y, "class=\"level\" style=\"stroke:var(--ink)\""),
-                    Text(kLeft + 6, y - 5, "start", absl::StrCat(chart.planned_label, " ", Bytes(chart.planned_peak)),
+    absl::StrAppend(&out,
+                    Rule(kLeft, y, frame.right(), y, "class=\"level\" style=\"stroke:var(--ink)\""),
+                    Text(kLeft + 6, y - 5, "start",
+                         absl::StrCat(chart.planned_label, " ", Bytes(chart.planned_peak)),
                          "class=\"strong\""));
   }
   if (chart.sections.empty()) {
@@ -278,25 +307,27 @@ std::string RenderStackChart(const StackChart& chart) {
 
 std::string RenderBarChart(const BarChart& chart) {
   UPIPE_CHECK(!chart.groups.empty() && !chart.series.empty()) << chart.title;
-  constexpr double kBar = 13, kGap = 2, kGroupGap = 16, kNames = 128, kValues = 84;
+  constexpr double kBar = 13, kGap = 2, kGroupGap = 16, kNames = 108, kValues = 70;
   double most = 1;
   for (const BarSeries& series : chart.series) {
     most = std::max(most, *std::max_element(series.bytes.begin(), series.bytes.end()));
   }
   const double group = static_cast<double>(chart.series.size()) * (kBar + kGap) + kGroupGap;
   const double height = 8 + group * static_cast<double>(chart.groups.size());
-  const Scale x = {.from = {0, most}, .to = {kNames, kWidth - kValues}};
-  std::string out = Open(chart.title, height);
+  const Scale x = {.from = {0, most}, .to = {kNames, chart.width - kValues}};
+  std::string out = Open(chart.title, {chart.width, height});
   for (size_t g = 0; g < chart.groups.size(); ++g) {
     double y = 8 + group * static_cast<double>(g);
-    absl::StrAppend(&out, Text(kNames - 10, y + (group - kGroupGap) / 2 + 3, "end", chart.groups[g], "class=\"strong\""));
+    absl::StrAppend(&out, Text(kNames - 10, y + (group - kGroupGap) / 2 + 3, "end", chart.groups[g],
+                               "class=\"strong\""));
     for (const BarSeries& series : chart.series) {
       const double end = x(series.bytes[g]);
-      absl::StrAppend(&out, "<rect x=\"", Number(kNames), "\" y=\"", Number(y), "\" width=\"",
-                      Number(std::max(end - kNames, 1.0)), "\" height=\"", Number(kBar), "\" rx=\"2\" ",
-                      Fill(series.colour), "><title>", Escape(chart.groups[g]), ", ", Escape(series.name), ": ",
-                      Bytes(series.bytes[g]), "</title></rect>\n",
-                      Text(end + 6, y + kBar - 2.5, "start", Bytes(series.bytes[g]), "class=\"small\""));
+      absl::StrAppend(
+          &out, "<rect x=\"", Number(kNames), "\" y=\"", Number(y), "\" width=\"",
+          Number(std::max(end - kNames, 1.0)), "\" height=\"", Number(kBar), "\" rx=\"2\" ",
+          Fill(series.colour), "><title>", Escape(chart.groups[g]), ", ", Escape(series.name), ": ",
+          Bytes(series.bytes[g]), "</title></rect>\n",
+          Text(end + 6, y + kBar - 2.5, "start", Bytes(series.bytes[g]), "class=\"small\""));
       y += kBar + kGap;
     }
   }

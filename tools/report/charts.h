@@ -1,5 +1,6 @@
-// The report's pictures as inline SVG: pure functions from numbers to text. Colours are CSS variables of page.cc, so
-// light and dark are one document; every mark carries a <title>, which browsers show on hover.
+// The report's pictures as inline SVG: pure functions from numbers to text. Colours are CSS
+// variables of page.cc, so light and dark are one document; every mark carries a <title>, which
+// browsers show on hover.
 #pragma once
 
 #include <functional>
@@ -10,6 +11,12 @@
 
 namespace upipe::report {
 
+// Size in pixels, as the page shows it, so that text is equally large in every chart.
+struct Canvas {
+  double width = 540;
+  double height = 300;
+};
+
 struct Point {
   double x = 0;
   double y = 0;
@@ -18,9 +25,9 @@ struct Point {
 // A line over the steps of a job.
 struct LineSeries {
   std::string name;
-  std::string colour;          // a CSS variable: "--train"
-  std::vector<Point> points;   // ascending x
-  bool markers = false;        // for few, separate measurements
+  std::string colour;         // a CSS variable: "--train"
+  std::vector<Point> points;  // ascending x
+  bool markers = false;       // for few, separate measurements
 };
 
 // A level to compare with: a dashed line across the chart, labelled at its right end.
@@ -31,11 +38,12 @@ struct Level {
 };
 
 struct LineChart {
-  std::string title;           // read by screen readers
+  std::string title;  // read by screen readers
+  Canvas canvas = {};
   std::vector<LineSeries> series;
   std::vector<Level> levels;
   bool from_zero = false;
-  std::string unit;            // after values on hover
+  std::string unit;  // after values on hover
   std::function<std::string(double)> format = PlainNumber;
 };
 std::string RenderLineChart(const LineChart& chart);
@@ -44,22 +52,23 @@ std::string RenderLineChart(const LineChart& chart);
 struct Band {
   std::string name;
   std::string colour;
-  std::vector<double> bytes;   // one per column, all bands alike
+  std::vector<double> bytes;  // one per column, all bands alike
 };
 // A stretch of columns with a name, marked below the axis: a pass of a step.
 struct Section {
   std::string name;
-  size_t begin = 0;            // column
-  size_t end = 0;              // one past the last
+  size_t begin = 0;  // column
+  size_t end = 0;    // one past the last
 };
 struct StackChart {
   std::string title;
+  Canvas canvas = {};
   std::vector<Band> bands;           // bottom first
   std::vector<Section> sections;     // empty: columns are steps 1, 2, ..
   std::vector<std::string> columns;  // what a column is, on hover
   double planned_peak = 0;           // the line to stay under
   std::string planned_label = "planned peak";
-  double height_bytes = 0;           // top of the axis; 0 = as high as needed
+  double height_bytes = 0;  // top of the axis; 0 = as high as needed
 };
 std::string RenderStackChart(const StackChart& chart);
 
@@ -67,10 +76,11 @@ std::string RenderStackChart(const StackChart& chart);
 struct BarSeries {
   std::string name;
   std::string colour;
-  std::vector<double> bytes;   // one per group
+  std::vector<double> bytes;  // one per group
 };
 struct BarChart {
   std::string title;
+  double width = 540;  // as high as its bars
   std::vector<std::string> groups;
   std::vector<BarSeries> series;
 };

@@ -19,7 +19,8 @@ struct Scale {
   double operator()(double value) const;
 };
 
-// Round values inside `range`, about `wanted` of them, ascending: multiples of 1, 2 or 5 times a power of ten.
+// Round values inside `range`, about `wanted` of them, ascending: multiples of 1, 2 or 5 times a
+// power of ten.
 std::vector<double> RoundTicks(Range range, int wanted);
 // The same for byte counts: multiples of a power of two.
 std::vector<double> ByteTicks(Range range, int wanted);

@@ -12,7 +12,8 @@
 namespace upipe::worker {
 namespace {
 
-constexpr absl::Duration kDetachGrace = absl::Milliseconds(500);  // between a closed stream and the kill
+constexpr absl::Duration kDetachGrace =
+    absl::Milliseconds(500);  // between a closed stream and the kill
 
 bool IsGone(const Rank& rank) { return rank.report.state() == v1::RANK_STATE_GONE; }
 bool IsEnded(const Rank& rank) { return rank.report.state() >= v1::RANK_STATE_EXITED; }
@@ -21,7 +22,9 @@ const v1::Fence& FenceOf(const Rank& rank) { return rank.report.ref().fence(); }
 // Names become path parts, cgroup names and journal words.
 bool IsPlainName(const std::string& name) {
   return !name.empty() && name.size() <= 128 && name[0] != '.' &&
-         std::all_of(name.begin(), name.end(), [](char c) { return absl::ascii_isalnum(c) || c == '-' || c == '_' || c == '.'; });
+         std::all_of(name.begin(), name.end(), [](char c) {
+           return absl::ascii_isalnum(c) || c == '-' || c == '_' || c == '.';
+         });
 }
 
 // Handles one event; everything it decides goes to `out`.
@@ -52,7 +55,8 @@ class Decision {
   void LaunchWaiting();
   void Stop(const v1::StopRanks& stop);
   void Introduce(const v1::Peers& peers);
-  void Kill(const RankKey& key, Rank& rank, v1::CauseKind kind, const std::string& why, int64_t fence = 0);
+  void Kill(const RankKey& key, Rank& rank, v1::CauseKind kind, const std::string& why,
+            int64_t fence = 0);
   void KillSiblings(const RankKey& failed, const v1::Cause& cause);
   void EndWithoutProcess(Rank& rank, v1::CauseKind kind, const std::string& why);
   void Attach(uint64_t connection, const v1::TrainerHello& hello);
@@ -61,8 +65,8 @@ class Decision {
   void Reject(uint64_t connection, const std::string& why);
   void Tell(const std::string& text) { out_.push_back(NodeEvent{text}); }
   std::string Name(const Rank& rank) const {
-    return absl::StrCat("rank ", rank.report.ref().rank(), " of ", FenceOf(rank).job_id(), " generation ",
-                        FenceOf(rank).generation());
+    return absl::StrCat("rank ", rank.report.ref().rank(), " of ", FenceOf(rank).job_id(),
+                        " generation ", FenceOf(rank).generation());
   }
 
   State& s_;
@@ -85,7 +89,8 @@ void Decision::EndWithoutProcess(Rank& rank, v1::CauseKind kind, const std::stri
   SetState(rank, v1::RANK_STATE_GONE);
 }
 
-void Decision::Kill(const RankKey& key, Rank& rank, v1::CauseKind kind, const std::string& why, int64_t fence) {
+void Decision::Kill(const RankKey& key, Rank& rank, v1::CauseKind kind, const std::string& why,
+                    int64_t fence) {
   if (IsEnded(rank) || rank.kill_sent) return;
   if (!rank.launched) return EndWithoutProcess(rank, kind, why);
   rank.kill_sent = true;
@@ -102,10 +107,9 @@ void Decision::EnforceAutonomy() {
   if (s_.autonomous || !s_.last_acknowledged.has_value()) return;
   if (now_ < *s_.last_acknowledged + s_.timing.autonomy) return;
   s_.autonomous = true;
-  const std::string why = absl::StrCat("no heartbeat was acknowledged for ",
-                                       absl::FormatDuration(now_ - *s_.last_acknowledged),
-                                       ", the worker may act alone for ",
-                                       absl::FormatDuration(s_.timing.autonomy));
+  const std::string why = absl::StrCat(
+      "no heartbeat was acknowledged for ", absl::FormatDuration(now_ - *s_.last_acknowledged),
+      ", the worker may act alone for ", absl::FormatDuration(s_.timing.autonomy));
   Tell(absl::StrCat("the coordinator is away: ", why, "; killing every rank"));
   for (auto& [key, rank] : s_.ranks) Kill(key, rank, v1::CAUSE_KIND_NODE_LOST, why);
 }
@@ -118,14 +122,16 @@ void Decision::RunTimers() {
     }
     if (rank.detached_until.has_value() && now_ >= *rank.detached_until) {
       rank.detached_until.reset();
-      Kill(key, rank, v1::CAUSE_KIND_INTERNAL, "closed its stream to the worker and went on running");
+      Kill(key, rank, v1::CAUSE_KIND_INTERNAL,
+           "closed its stream to the worker and went on running");
     }
     if (rank.gone_until.has_value() && now_ >= *rank.gone_until) {
       rank.gone_until.reset();
       rank.report.set_quarantined(true);
       Changed(rank);
       Tell(absl::StrCat("slot ", rank.report.slot(), " is quarantined: ", Name(rank),
-                        " was not proven gone within ", absl::FormatDuration(s_.timing.kill_bound)));
+                        " was not proven gone within ",
+                        absl::FormatDuration(s_.timing.kill_bound)));
     }
   }
   KeepSession(s_, now_, out_);
@@ -135,8 +141,8 @@ void Decision::Finish() {
   LaunchWaiting();
   FlushReports(s_, now_, out_);
   if (!s_.shutdown_until.has_value()) return;
-  const bool all_gone =
-      std::all_of(s_.ranks.begin(), s_.ranks.end(), [](const auto& entry) { return IsGone(entry.second); });
+  const bool all_gone = std::all_of(s_.ranks.begin(), s_.ranks.end(),
+                                    [](const auto& entry) { return IsGone(entry.second); });
   const bool told = s_.ranks.empty() || s_.phase != SessionPhase::kOpen;
   if ((all_gone && told) || now_ >= *s_.shutdown_until) out_.push_back(ShutdownComplete{});
 }
@@ -162,14 +168,20 @@ void Decision::On(const FromCoordinator& event) {
   switch (message.kind_case()) {
     case v1::CoordinatorMessage::kHeartbeatAck:
       return AcceptHeartbeatAck(s_, message.heartbeat_ack().sequence());
-    case v1::CoordinatorMessage::kRankAck: return AcceptRankAck(s_, message.rank_ack().sequence());
-    case v1::CoordinatorMessage::kStart: return Start(message.start());
-    case v1::CoordinatorMessage::kPeers: return Introduce(message.peers());
-    case v1::CoordinatorMessage::kStop: return Stop(message.stop());
+    case v1::CoordinatorMessage::kRankAck:
+      return AcceptRankAck(s_, message.rank_ack().sequence());
+    case v1::CoordinatorMessage::kStart:
+      return Start(message.start());
+    case v1::CoordinatorMessage::kPeers:
+      return Introduce(message.peers());
+    case v1::CoordinatorMessage::kStop:
+      return Stop(message.stop());
     case v1::CoordinatorMessage::kOpenLog:
-      if (IsPlainName(message.open_log().ref().fence().job_id())) out_.push_back(UploadLog{message.open_log()});
+      if (IsPlainName(message.open_log().ref().fence().job_id()))
+        out_.push_back(UploadLog{message.open_log()});
       return;
-    default: return;
+    default:
+      return;
   }
 }
 
@@ -187,13 +199,16 @@ std::string Decision::RefusalOf(const v1::StartRank& start) const {
   const v1::Fence& fence = start.ref().fence();
   if (s_.shutdown_until.has_value()) return "the worker is shutting down";
   if (!IsPlainName(fence.job_id()) || !IsPlainName(fence.nonce())) {
-    return "job id and nonce must be 1 to 128 letters, digits, '-', '_' or '.', and not start with '.'";
+    return "job id and nonce must be 1 to 128 letters, digits, '-', '_' or '.', and not start with "
+           "'.'";
   }
   if (start.slot() < 0 || start.slot() >= s_.identity.num_slots()) {
-    return absl::StrCat("slot ", start.slot(), " does not exist: the worker has ", s_.identity.num_slots());
+    return absl::StrCat("slot ", start.slot(), " does not exist: the worker has ",
+                        s_.identity.num_slots());
   }
   if (start.ref().rank() < 0 || start.ref().rank() >= start.node_ids_size()) {
-    return absl::StrCat("rank ", start.ref().rank(), " is none of the ", start.node_ids_size(), " of this job");
+    return absl::StrCat("rank ", start.ref().rank(), " is none of the ", start.node_ids_size(),
+                        " of this job");
   }
   const auto newest = s_.newest_generation.find(fence.job_id());
   if (newest != s_.newest_generation.end() && fence.generation() < newest->second) {
@@ -205,8 +220,8 @@ std::string Decision::RefusalOf(const v1::StartRank& start) const {
     return absl::StrCat("generation ", fence.generation(), " was already ordered to stop");
   }
   for (const auto& [key, rank] : s_.ranks) {
-    const bool superseded = FenceOf(rank).job_id() == fence.job_id() &&
-                            FenceOf(rank).generation() < fence.generation();
+    const bool superseded =
+        FenceOf(rank).job_id() == fence.job_id() && FenceOf(rank).generation() < fence.generation();
     if (IsGone(rank) || superseded) continue;
     if (rank.report.slot() == start.slot()) {
       return absl::StrCat("slot ", start.slot(), " is held by ", Name(rank));
@@ -221,7 +236,9 @@ std::string Decision::RefusalOf(const v1::StartRank& start) const {
 // Orders every older generation of the job here to die; their slots free on proof.
 void Decision::Supersede(const v1::Fence& fence) {
   for (auto& [key, rank] : s_.ranks) {
-    if (FenceOf(rank).job_id() != fence.job_id() || FenceOf(rank).generation() >= fence.generation()) continue;
+    if (FenceOf(rank).job_id() != fence.job_id() ||
+        FenceOf(rank).generation() >= fence.generation())
+      continue;
     Kill(key, rank, v1::CAUSE_KIND_PREEMPTION,
          absl::StrCat("superseded by generation ", fence.generation()), fence.generation());
   }
@@ -241,7 +258,8 @@ void Decision::Start(const v1::StartRank& start) {
   rank.report.set_slot(start.slot());
   if (!refusal.empty()) {
     Tell(absl::StrCat("refused to start ", Name(rank), ": ", refusal));
-    return EndWithoutProcess(rank, v1::CAUSE_KIND_LAUNCH, absl::StrCat("start refused (ABORTED): ", refusal));
+    return EndWithoutProcess(rank, v1::CAUSE_KIND_LAUNCH,
+                             absl::StrCat("start refused (ABORTED): ", refusal));
   }
   s_.newest_generation[fence.job_id()] = fence.generation();
   rank.start = std::make_shared<const v1::StartRank>(start);
@@ -249,8 +267,8 @@ void Decision::Start(const v1::StartRank& start) {
   Supersede(fence);
 }
 
-// Launches placed ranks whose job has nothing older left here. The slot is free by the same test: only an older
-// generation of the own job can have held it.
+// Launches placed ranks whose job has nothing older left here. The slot is free by the same test:
+// only an older generation of the own job can have held it.
 void Decision::LaunchWaiting() {
   for (auto& [key, rank] : s_.ranks) {
     if (rank.launched || rank.report.state() != v1::RANK_STATE_PLACED) continue;
@@ -260,8 +278,9 @@ void Decision::LaunchWaiting() {
     });
     if (blocked) continue;
     rank.launched = true;
-    out_.push_back(LaunchRank{key, rank.report.slot(), FenceOf(rank).job_id(), FenceOf(rank).generation(),
-                              std::max(1, rank.start->plan().spec().parallel().threads_per_rank())});
+    out_.push_back(
+        LaunchRank{key, rank.report.slot(), FenceOf(rank).job_id(), FenceOf(rank).generation(),
+                   std::max(1, rank.start->plan().spec().parallel().threads_per_rank())});
   }
 }
 
@@ -320,10 +339,12 @@ void Decision::Attach(uint64_t connection, const v1::TrainerHello& hello) {
   if (found == s_.ranks.end() || !found->second.launched || IsEnded(found->second) ||
       FenceOf(found->second).job_id() != fence.job_id() ||
       FenceOf(found->second).generation() != fence.generation()) {
-    return Reject(connection, absl::StrCat("process ", hello.pid(), " names no rank that runs here"));
+    return Reject(connection,
+                  absl::StrCat("process ", hello.pid(), " names no rank that runs here"));
   }
   Rank& rank = found->second;
-  if (rank.connection != 0) return Reject(connection, absl::StrCat(Name(rank), " is attached already"));
+  if (rank.connection != 0)
+    return Reject(connection, absl::StrCat(Name(rank), " is attached already"));
   if (rank.pid != 0 && rank.pid != hello.pid()) {
     return Reject(connection, absl::StrCat("process ", hello.pid(), " claims ", Name(rank),
                                            ", which is process ", rank.pid));
@@ -395,8 +416,8 @@ void Decision::On(const ProcessStarted& event) {
   if (rank.connection == 0) return;
   if (rank.claimed_pid == rank.pid) return Assign(rank);
   const uint64_t connection = std::exchange(rank.connection, 0);
-  Reject(connection, absl::StrCat("process ", rank.claimed_pid, " claimed ", Name(rank), ", which is process ",
-                                  rank.pid));
+  Reject(connection, absl::StrCat("process ", rank.claimed_pid, " claimed ", Name(rank),
+                                  ", which is process ", rank.pid));
 }
 
 void Decision::On(const ProcessLaunchFailed& event) {
@@ -410,9 +431,11 @@ void Decision::On(const ProcessLaunchFailed& event) {
 }
 
 void Decision::KillSiblings(const RankKey& failed, const v1::Cause& cause) {
-  const std::string why = absl::StrCat("killed by the worker because rank ", failed.rank, " failed: ", cause.message());
+  const std::string why =
+      absl::StrCat("killed by the worker because rank ", failed.rank, " failed: ", cause.message());
   for (auto& [key, rank] : s_.ranks) {
-    if (key.nonce == failed.nonce && key.rank != failed.rank) Kill(key, rank, v1::CAUSE_KIND_PEER_FAILURE, why);
+    if (key.nonce == failed.nonce && key.rank != failed.rank)
+      Kill(key, rank, v1::CAUSE_KIND_PEER_FAILURE, why);
   }
 }
 
@@ -432,7 +455,8 @@ void Decision::On(const ProcessExited& event) {
                                         (rank.terminate_sent && exit.signal == SIGTERM));
   rank.grace_until.reset();
   rank.detached_until.reset();
-  if (!rank.gone_until.has_value() && !rank.report.quarantined()) rank.gone_until = now_ + s_.timing.kill_bound;
+  if (!rank.gone_until.has_value() && !rank.report.quarantined())
+    rank.gone_until = now_ + s_.timing.kill_bound;
   SetState(rank, v1::RANK_STATE_EXITED);
   if (!ended_well && !rank.terminate_sent) KillSiblings(event.key, rank.report.cause());
 }
@@ -454,7 +478,8 @@ void Decision::On(const ProcessGone& event) {
 void Decision::On(const Shutdown&) {
   if (s_.shutdown_until.has_value()) return;
   s_.shutdown_until = now_ + s_.timing.kill_bound + absl::Seconds(1);
-  for (auto& [key, rank] : s_.ranks) Kill(key, rank, v1::CAUSE_KIND_NODE_LOST, "its worker was told to stop");
+  for (auto& [key, rank] : s_.ranks)
+    Kill(key, rank, v1::CAUSE_KIND_NODE_LOST, "its worker was told to stop");
 }
 
 }  // namespace

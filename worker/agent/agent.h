@@ -1,6 +1,6 @@
-// What a worker decides, without doing any of it: the RANK rows and the timing rules of the control plane as one
-// function from (state, event, now) to actions. The daemon (worker/runtime) feeds it and carries the actions out in
-// order; tests drive it with invented events and clocks.
+// What a worker decides, without doing any of it: the RANK rows and the timing rules of the control
+// plane as one function from (state, event, now) to actions. The daemon (worker/runtime) feeds it
+// and carries the actions out in order; tests drive it with invented events and clocks.
 #pragma once
 
 #include <cstdint>
@@ -21,24 +21,54 @@
 namespace upipe::worker {
 
 // Events. Connections are the daemon's numbers for trainer streams, from 1.
-struct SessionClosed { uint64_t session = 0; std::string reason; };
-struct FromCoordinator { uint64_t session = 0; v1::CoordinatorMessage message; };
-struct FromTrainer { uint64_t connection = 0; v1::TrainerMessage message; };
-struct TrainerClosed { uint64_t connection = 0; };
-struct ProcessStarted { RankKey key; int pid = 0; };
-struct ProcessLaunchFailed { RankKey key; absl::Status status; };  // proven: nothing of it is left
+struct SessionClosed {
+  uint64_t session = 0;
+  std::string reason;
+};
+struct FromCoordinator {
+  uint64_t session = 0;
+  v1::CoordinatorMessage message;
+};
+struct FromTrainer {
+  uint64_t connection = 0;
+  v1::TrainerMessage message;
+};
+struct TrainerClosed {
+  uint64_t connection = 0;
+};
+struct ProcessStarted {
+  RankKey key;
+  int pid = 0;
+};
+struct ProcessLaunchFailed {
+  RankKey key;
+  absl::Status status;
+};  // proven: nothing of it is left
 // `positions`: of every rank of the attempt on this worker, read before anything is killed.
-struct ProcessExited { RankKey key; ProcessExit exit; std::vector<RankPosition> positions; };
-struct ProcessGone { RankKey key; };  // the proof: reaped, tree empty, shared memory removed
+struct ProcessExited {
+  RankKey key;
+  ProcessExit exit;
+  std::vector<RankPosition> positions;
+};
+struct ProcessGone {
+  RankKey key;
+};  // the proof: reaped, tree empty, shared memory removed
 struct Tick {};
 struct Shutdown {};
-using Event = std::variant<SessionClosed, FromCoordinator, FromTrainer, TrainerClosed,
-                           ProcessStarted, ProcessLaunchFailed, ProcessExited, ProcessGone, Tick, Shutdown>;
+using Event =
+    std::variant<SessionClosed, FromCoordinator, FromTrainer, TrainerClosed, ProcessStarted,
+                 ProcessLaunchFailed, ProcessExited, ProcessGone, Tick, Shutdown>;
 
 // Actions, carried out in order.
-struct OpenSession { uint64_t session = 0; };  // later events of it carry this number
-struct CloseSession { std::string reason; };
-struct SendToCoordinator { v1::WorkerMessage message; };
+struct OpenSession {
+  uint64_t session = 0;
+};  // later events of it carry this number
+struct CloseSession {
+  std::string reason;
+};
+struct SendToCoordinator {
+  v1::WorkerMessage message;
+};
 struct LaunchRank {  // journal, then fork
   RankKey key;
   int slot = 0;
@@ -46,54 +76,79 @@ struct LaunchRank {  // journal, then fork
   int64_t generation = 0;
   int threads = 1;
 };
-struct TerminateRank { RankKey key; };  // SIGTERM
-// SIGKILL of the whole tree. With a fence the journal first records that generations of `job` below it are over.
-struct KillRank { RankKey key; std::string job; int64_t fence_generation = 0; };
-struct SendToTrainer { uint64_t connection = 0; v1::WorkerCommand command; };
-struct ReadTrainer { uint64_t connection = 0; };  // its last message was taken: the next one may come
-struct CloseTrainer { uint64_t connection = 0; };
-struct RecordStep { RankKey key; int slot = 0; v1::StepReport report; };
-struct ReleaseRank { RankKey key; int slot = 0; };  // proven gone
-struct UploadLog { v1::OpenLog request; };
-struct NodeEvent { std::string text; };
+struct TerminateRank {
+  RankKey key;
+};  // SIGTERM
+// SIGKILL of the whole tree. With a fence the journal first records that generations of `job` below
+// it are over.
+struct KillRank {
+  RankKey key;
+  std::string job;
+  int64_t fence_generation = 0;
+};
+struct SendToTrainer {
+  uint64_t connection = 0;
+  v1::WorkerCommand command;
+};
+struct ReadTrainer {
+  uint64_t connection = 0;
+};  // its last message was taken: the next one may come
+struct CloseTrainer {
+  uint64_t connection = 0;
+};
+struct RecordStep {
+  RankKey key;
+  int slot = 0;
+  v1::StepReport report;
+};
+struct ReleaseRank {
+  RankKey key;
+  int slot = 0;
+};  // proven gone
+struct UploadLog {
+  v1::OpenLog request;
+};
+struct NodeEvent {
+  std::string text;
+};
 struct ShutdownComplete {};
-using Action = std::variant<OpenSession, CloseSession, SendToCoordinator, LaunchRank, TerminateRank, KillRank,
-                            SendToTrainer, ReadTrainer, CloseTrainer, RecordStep, ReleaseRank, UploadLog,
-                            NodeEvent, ShutdownComplete>;
+using Action = std::variant<OpenSession, CloseSession, SendToCoordinator, LaunchRank, TerminateRank,
+                            KillRank, SendToTrainer, ReadTrainer, CloseTrainer, RecordStep,
+                            ReleaseRank, UploadLog, NodeEvent, ShutdownComplete>;
 using Actions = std::vector<Action>;
 
 struct TimingRules {
-  absl::Duration heartbeat = absl::Seconds(2);     // H
-  absl::Duration kill_bound = absl::Seconds(10);   // K
-  absl::Duration autonomy = absl::Seconds(300);    // A
+  absl::Duration heartbeat = absl::Seconds(2);    // H
+  absl::Duration kill_bound = absl::Seconds(10);  // K
+  absl::Duration autonomy = absl::Seconds(300);   // A
 };
 
 struct Rank {
   std::shared_ptr<const v1::StartRank> start;
-  v1::RankReport report;          // what the coordinator is told
-  bool launched = false;          // LaunchRank went out: a process may exist until the proof
-  int pid = 0;                    // 0 until started
-  uint64_t connection = 0;        // the trainer's stream, 0 = none
-  int claimed_pid = 0;            // of a hello that came before ProcessStarted
+  v1::RankReport report;    // what the coordinator is told
+  bool launched = false;    // LaunchRank went out: a process may exist until the proof
+  int pid = 0;              // 0 until started
+  uint64_t connection = 0;  // the trainer's stream, 0 = none
+  int claimed_pid = 0;      // of a hello that came before ProcessStarted
   std::optional<v1::TrainerFinished> finished;
   bool terminate_sent = false;
   bool kill_sent = false;
-  v1::Cause kill_cause;           // why the worker killed it; empty on the coordinator's order
+  v1::Cause kill_cause;  // why the worker killed it; empty on the coordinator's order
   std::optional<BootTime> grace_until;
   std::optional<BootTime> detached_until;  // its stream closed without Finished
   std::optional<BootTime> gone_until;      // kill bound K
 
-  uint64_t version = 1;           // grows when `report` changes
-  bool acknowledged = false;      // of this version
+  uint64_t version = 1;               // grows when `report` changes
+  bool acknowledged = false;          // of this version
   std::optional<BootTime> resend_at;  // absent: not yet sent in this session
 };
 
 enum class SessionPhase { kClosed, kGreeting, kOpen };
 
 struct State {
-  v1::Hello identity;             // without ranks and epoch
+  v1::Hello identity;  // without ranks and epoch
   TimingRules timing;
-  int64_t epoch = 0;              // highest coordinator epoch seen
+  int64_t epoch = 0;  // highest coordinator epoch seen
   std::map<RankKey, Rank> ranks;
   std::map<std::string, int64_t> newest_generation;   // by job
   std::map<std::string, int64_t> stopped_generation;  // by job
@@ -103,7 +158,7 @@ struct State {
   SessionPhase phase = SessionPhase::kClosed;
   uint64_t session = 0;
   uint64_t next_sequence = 1;
-  std::map<uint64_t, BootTime> heartbeats;            // sent, not acknowledged
+  std::map<uint64_t, BootTime> heartbeats;                   // sent, not acknowledged
   std::map<uint64_t, std::pair<RankKey, uint64_t>> reports;  // sequence -> rank, version
   BootTime greeted_at, heard_at, next_heartbeat, reconnect_at;
   absl::Duration backoff;

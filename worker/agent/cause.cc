@@ -16,11 +16,13 @@ std::string SignalName(int signal) {
 void DescribeSignal(const ProcessExit& exit, v1::Cause& cause, std::string& evidence) {
   const int signal = *exit.signal;
   cause.set_kind(v1::CAUSE_KIND_SIGNAL);
-  cause.set_message(absl::StrCat("ended by ", SignalName(signal), ", which the worker did not send"));
+  cause.set_message(
+      absl::StrCat("ended by ", SignalName(signal), ", which the worker did not send"));
   if (signal != SIGKILL) return;
   if (!exit.oom_evidence.empty()) {
     cause.set_kind(v1::CAUSE_KIND_OUT_OF_MEMORY);
-    cause.set_message("killed by the kernel: out of memory; give the worker fewer slots or the job more ranks");
+    cause.set_message(
+        "killed by the kernel: out of memory; give the worker fewer slots or the job more ranks");
     evidence = exit.oom_evidence;
   } else if (!exit.oom_counters_known) {
     cause.set_kind(v1::CAUSE_KIND_OUT_OF_MEMORY);
@@ -39,9 +41,9 @@ void DescribeExitCode(const Rank& rank, const ProcessExit& exit, v1::Cause& caus
     return;
   }
   if (rank.finished->peer_failure()) cause.set_kind(v1::CAUSE_KIND_PEER_FAILURE);
-  cause.set_message(absl::StrCat(
-      rank.finished->message().empty() ? "reported success" : rank.finished->message(), " (exit code ",
-      code, ")"));
+  cause.set_message(
+      absl::StrCat(rank.finished->message().empty() ? "reported success" : rank.finished->message(),
+                   " (exit code ", code, ")"));
 }
 
 }  // namespace
@@ -59,8 +61,8 @@ std::string DescribeCulprit(const std::vector<RankPosition>& positions) {
   if (positions.size() > 1) {
     text = low->collective == high->collective
                ? absl::StrCat("every rank here is at collective ", low->collective)
-               : absl::StrCat("rank ", low->rank, " is behind, at collective ", low->collective, " of ",
-                              high->collective);
+               : absl::StrCat("rank ", low->rank, " is behind, at collective ", low->collective,
+                              " of ", high->collective);
   }
   for (const RankPosition& position : positions) {
     absl::StrAppend(&text, text.empty() ? "" : "; ", "rank ", position.rank, ": ", position.text);
@@ -68,11 +70,12 @@ std::string DescribeCulprit(const std::vector<RankPosition>& positions) {
   return text;
 }
 
-v1::Cause CauseOfExit(const Rank& rank, const ProcessExit& exit, const std::vector<RankPosition>& positions) {
+v1::Cause CauseOfExit(const Rank& rank, const ProcessExit& exit,
+                      const std::vector<RankPosition>& positions) {
   v1::Cause cause;
   std::string evidence;
-  const bool own_signal = (rank.kill_sent && exit.signal == SIGKILL) ||
-                          (rank.terminate_sent && exit.signal == SIGTERM);
+  const bool own_signal =
+      (rank.kill_sent && exit.signal == SIGKILL) || (rank.terminate_sent && exit.signal == SIGTERM);
   if (exit.signal.has_value() && !own_signal) {
     DescribeSignal(exit, cause, evidence);
   } else if (rank.kill_sent || rank.terminate_sent) {

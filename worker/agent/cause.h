@@ -1,4 +1,5 @@
-// Why a rank ended: classifies the launcher's evidence in the order out of memory, signal, peer failure, exit code.
+// Why a rank ended: classifies the launcher's evidence in the order out of memory, signal, peer
+// failure, exit code.
 #pragma once
 
 #include <vector>
@@ -11,9 +12,10 @@ namespace upipe::worker {
 // True when the trainer reported its end and left with exit code 0.
 bool EndedWell(const Rank& rank, const ProcessExit& exit);
 
-// The cause of a rank that did not end well. Evidence names where all local ranks were; the rank with the lowest
-// collective number is the culprit, equal numbers mean the communicator.
-v1::Cause CauseOfExit(const Rank& rank, const ProcessExit& exit, const std::vector<RankPosition>& positions);
+// The cause of a rank that did not end well. Evidence names where all local ranks were; the rank
+// with the lowest collective number is the culprit, equal numbers mean the communicator.
+v1::Cause CauseOfExit(const Rank& rank, const ProcessExit& exit,
+                      const std::vector<RankPosition>& positions);
 
 std::string DescribeCulprit(const std::vector<RankPosition>& positions);
 

@@ -68,15 +68,16 @@ void LoseSession(State& state, BootTime now) {
   state.phase = SessionPhase::kClosed;
   state.heartbeats.clear();
   state.reports.clear();
+  state.backoff =
+      std::clamp(state.backoff * 2, kBackoffMin, std::min(kBackoffMax, state.timing.heartbeat * 2));
   state.reconnect_at = now + state.backoff;
-  state.backoff = std::clamp(state.backoff * 2, kBackoffMin, std::min(kBackoffMax, state.timing.heartbeat * 2));
 }
 
 void AcceptHelloAck(State& state, const v1::HelloAck& ack, BootTime now, Actions& out) {
   if (ack.epoch() < state.epoch) {
     return AbandonSession(state, now,
-                          absl::StrCat("refused coordinator epoch ", ack.epoch(), ": epoch ", state.epoch,
-                                       " has spoken to this worker"),
+                          absl::StrCat("refused coordinator epoch ", ack.epoch(), ": epoch ",
+                                       state.epoch, " has spoken to this worker"),
                           out);
   }
   state.epoch = ack.epoch();
@@ -108,7 +109,8 @@ void AcceptRankAck(State& state, uint64_t sequence) {
   const auto found = state.ranks.find(key);
   if (found == state.ranks.end() || found->second.version != version) return;
   found->second.acknowledged = true;
-  std::erase_if(state.reports, [&key = key](const auto& entry) { return entry.second.first == key; });
+  std::erase_if(state.reports,
+                [&key = key](const auto& entry) { return entry.second.first == key; });
   if (found->second.report.state() != v1::RANK_STATE_GONE) return;
   state.connections.erase(found->second.connection);  // the stream of a process proven gone
   state.ranks.erase(found);
@@ -120,10 +122,12 @@ void KeepSession(State& state, BootTime now, Actions& out) {
     out.push_back(OpenSession{++state.session});
     return Greet(state, now, out);
   }
-  const absl::Duration patience = std::max(state.timing.heartbeat * kSilentHeartbeats, absl::Seconds(1));
+  const absl::Duration patience =
+      std::max(state.timing.heartbeat * kSilentHeartbeats, absl::Seconds(1));
   if (now >= state.heard_at + patience) {
-    return AbandonSession(state, now, absl::StrCat("the coordinator was silent for ", absl::FormatDuration(patience)),
-                          out);
+    return AbandonSession(
+        state, now, absl::StrCat("the coordinator was silent for ", absl::FormatDuration(patience)),
+        out);
   }
   if (state.phase != SessionPhase::kOpen || now < state.next_heartbeat) return;
   v1::WorkerMessage message;

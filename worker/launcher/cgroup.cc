@@ -17,23 +17,26 @@
 namespace upipe::worker {
 namespace {
 
-// Mount point of the hierarchy of `type` whose super options hold `option` ("" = any), from mountinfo:
-// id parent dev root mountpoint options [optional fields] - type source super-options.
+// Mount point of the hierarchy of `type` whose super options hold `option` ("" = any), from
+// mountinfo: id parent dev root mountpoint options [optional fields] - type source super-options.
 std::string FindMount(const std::string& type, const std::string& option) {
   std::ifstream mounts("/proc/self/mountinfo");
   std::string line;
   while (std::getline(mounts, line)) {
-    const std::pair<std::string, std::string> halves = absl::StrSplit(line, absl::MaxSplits(" - ", 1));
+    const std::pair<std::string, std::string> halves =
+        absl::StrSplit(line, absl::MaxSplits(" - ", 1));
     const std::vector<std::string> before = absl::StrSplit(halves.first, ' ');
     const std::vector<std::string> after = absl::StrSplit(halves.second, ' ');
     if (before.size() < 5 || after.size() < 3 || after[0] != type) continue;
     const std::vector<std::string> options = absl::StrSplit(after[2], ',');
-    if (option.empty() || std::find(options.begin(), options.end(), option) != options.end()) return before[4];
+    if (option.empty() || std::find(options.begin(), options.end(), option) != options.end())
+      return before[4];
   }
   return "";
 }
 
-// This process's path in the hierarchy of `controller` ("" = the unified one), from /proc/self/cgroup.
+// This process's path in the hierarchy of `controller` ("" = the unified one), from
+// /proc/self/cgroup.
 std::string OwnPath(const std::string& controller) {
   std::ifstream groups("/proc/self/cgroup");
   std::string line;
@@ -113,7 +116,8 @@ std::string OomEvidence(const OomCounters& before, const OomCounters& after) {
     return absl::StrCat("memory.oom_control oom_kill +", after.v1_control - before.v1_control);
   }
   if (grew(before.machine, after.machine)) {
-    return absl::StrCat("/proc/vmstat oom_kill +", after.machine - before.machine, ", anywhere on this machine");
+    return absl::StrCat("/proc/vmstat oom_kill +", after.machine - before.machine,
+                        ", anywhere on this machine");
   }
   return "";
 }

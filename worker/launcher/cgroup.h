@@ -1,5 +1,5 @@
-// cgroup2 as the container of process trees: membership and cgroup.kill need no controller. Found through mountinfo,
-// wherever it is mounted; also the memory counters that tell an OOM kill.
+// cgroup2 as the container of process trees: membership and cgroup.kill need no controller. Found
+// through mountinfo, wherever it is mounted; also the memory counters that tell an OOM kill.
 #pragma once
 
 #include <optional>
@@ -10,7 +10,8 @@
 
 namespace upipe::worker {
 
-// The folder of the unified hierarchy this process lives in, when children of it can be made, killed and removed.
+// The folder of the unified hierarchy this process lives in, when children of it can be made,
+// killed and removed.
 std::optional<std::string> FindWritableCgroup2();
 
 // One cgroup below it. Paths outlive the worker: a new one kills by path.
@@ -28,7 +29,8 @@ struct OomCounters {
 };
 OomCounters ReadOomCounters(const std::string& cgroup);
 
-// The best evidence that a process was killed for memory between two readings, "" when there is none.
+// The best evidence that a process was killed for memory between two readings, "" when there is
+// none.
 std::string OomEvidence(const OomCounters& before, const OomCounters& after);
 
 }  // namespace upipe::worker

@@ -123,18 +123,18 @@ absl::StatusOr<Child> StartChild(const ChildSetup& setup) {
   if (report_write.get() < 0 || null_fd.get() < 0 || position.get() < 0 || output.get() < 0) {
     return absl::ErrnoToStatus(errno, "cannot prepare the trainer's descriptors");
   }
-  const Descriptor cgroup(setup.cgroup.empty()
-                              ? -1
-                              : open((setup.cgroup + "/cgroup.procs").c_str(), O_WRONLY | O_CLOEXEC));
+  const Descriptor cgroup(
+      setup.cgroup.empty() ? -1
+                           : open((setup.cgroup + "/cgroup.procs").c_str(), O_WRONLY | O_CLOEXEC));
   if (!setup.cgroup.empty() && cgroup.get() < 0) {
     return absl::ErrnoToStatus(errno, absl::StrCat("cannot open cgroup ", setup.cgroup));
   }
   const std::vector<std::string> argument_strings = {setup.binary};
   const std::vector<char*> arguments = Pointers(argument_strings);
   const std::vector<char*> environment = Pointers(setup.environment);
-  const Prepared prepared{setup.binary.c_str(), arguments.data(),    environment.data(),
-                          position.get(),       output.get(),        null_fd.get(),
-                          cgroup.get(),         report_write.get(),  getpid()};
+  const Prepared prepared{setup.binary.c_str(), arguments.data(),   environment.data(),
+                          position.get(),       output.get(),       null_fd.get(),
+                          cgroup.get(),         report_write.get(), getpid()};
   const pid_t pid = fork();
   if (pid < 0) return absl::ErrnoToStatus(errno, "cannot fork");
   if (pid == 0) BecomeTrainer(prepared);

@@ -22,8 +22,9 @@ struct Child {
   int pidfd = -1;  // close-on-exec, the caller's
 };
 
-// Forks and execs: a session of its own, SIGKILLed when the calling *thread* ends, no descriptor but 0-3, default
-// signals, oom_score_adj +900. Returns after exec succeeded; on an error no process is left.
+// Forks and execs: a session of its own, SIGKILLed when the calling *thread* ends, no descriptor
+// but 0-3, default signals, oom_score_adj +900. Returns after exec succeeded; on an error no
+// process is left.
 absl::StatusOr<Child> StartChild(const ChildSetup& setup);
 
 }  // namespace upipe::worker

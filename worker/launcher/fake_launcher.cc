@@ -11,7 +11,8 @@ namespace upipe::worker {
 
 void FakeLauncher::Launch(LaunchSpec spec) {
   if (access(spec.binary.c_str(), X_OK) != 0) {
-    due_.push_back(TreeLaunchFailed{spec.key, absl::NotFoundError(absl::StrCat("cannot start ", spec.binary))});
+    due_.push_back(TreeLaunchFailed{
+        spec.key, absl::NotFoundError(absl::StrCat("cannot start ", spec.binary))});
     return;
   }
   live_[spec.key] = {};
@@ -26,7 +27,8 @@ void FakeLauncher::Exit(const RankKey& key, ProcessExit exit) {
 
 void FakeLauncher::Terminate(const RankKey& key) {
   const auto found = live_.find(key);
-  if (found != live_.end() && !found->second.ignores_terminate) Exit(key, ProcessExit{.signal = SIGTERM});
+  if (found != live_.end() && !found->second.ignores_terminate)
+    Exit(key, ProcessExit{.signal = SIGTERM});
 }
 
 void FakeLauncher::Kill(const RankKey& key) { Exit(key, ProcessExit{.signal = SIGKILL}); }
@@ -37,7 +39,8 @@ std::vector<RankPosition> FakeLauncher::ReadPositions(const std::string& nonce) 
   std::vector<RankPosition> positions;
   for (const auto& [key, process] : live_) {
     if (key.nonce != nonce) continue;
-    positions.push_back({key.rank, process.collective, absl::StrCat("collective ", process.collective)});
+    positions.push_back(
+        {key.rank, process.collective, absl::StrCat("collective ", process.collective)});
   }
   return positions;
 }

@@ -1,5 +1,5 @@
-// Processes played in memory: nothing is forked, the test says when and how each ends. Events are delivered by Pump,
-// in the caller's thread.
+// Processes played in memory: nothing is forked, the test says when and how each ends. Events are
+// delivered by Pump, in the caller's thread.
 #pragma once
 
 #include <deque>
@@ -22,13 +22,18 @@ class FakeLauncher : public ProcessLauncher {
   std::vector<RankPosition> ReadPositions(const std::string& nonce) override;
 
   void Exit(const RankKey& key, ProcessExit exit);
-  void SetPosition(const RankKey& key, int64_t collective) { live_.at(key).collective = collective; }
+  void SetPosition(const RankKey& key, int64_t collective) {
+    live_.at(key).collective = collective;
+  }
   void IgnoreTerminate(const RankKey& key) { live_.at(key).ignores_terminate = true; }
   // Delivers what is due; true when something was.
   bool Pump();
 
  private:
-  struct Process { int64_t collective = 0; bool ignores_terminate = false; };
+  struct Process {
+    int64_t collective = 0;
+    bool ignores_terminate = false;
+  };
   const Sink sink_;
   int next_pid_ = 1000;
   std::map<RankKey, Process> live_;

@@ -35,12 +35,13 @@ absl::Status SyncFolder(const std::string& folder) {
   const int result = fsync(fd);
   const int error = errno;
   close(fd);
-  return result == 0 ? absl::OkStatus() : absl::ErrnoToStatus(error, absl::StrCat("cannot sync ", folder));
+  return result == 0 ? absl::OkStatus()
+                     : absl::ErrnoToStatus(error, absl::StrCat("cannot sync ", folder));
 }
 
 std::string StartLine(const JournalEntry& entry) {
-  return absl::StrCat("start ", entry.job, " ", entry.generation, " ", entry.key.nonce, " ", entry.key.rank, " ",
-                      entry.cgroup.empty() ? "-" : entry.cgroup);
+  return absl::StrCat("start ", entry.job, " ", entry.generation, " ", entry.key.nonce, " ",
+                      entry.key.rank, " ", entry.cgroup.empty() ? "-" : entry.cgroup);
 }
 
 }  // namespace
@@ -56,7 +57,11 @@ absl::StatusOr<Journal> Journal::Open(const std::string& state_dir) {
   }
   UPIPE_RETURN_IF_ERROR(journal.Replay());
   journal.fd_ = open(journal.path_.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
-  if (journal.fd_ < 0) return absl::ErrnoToStatus(errno, absl::StrCat("cannot open ", journal.path_));
+  if (journal.fd_ < 0)
+    return absl::ErrnoToStatus(errno, absl::StrCat("cannot open ", journal.path_));
+  if (ftruncate(journal.fd_, journal.whole_bytes_) != 0) {
+    return absl::ErrnoToStatus(errno, absl::StrCat("cannot cut the torn end of ", journal.path_));
+  }
   UPIPE_RETURN_IF_ERROR(SyncFolder(state_dir));
   return journal;
 }
@@ -65,6 +70,7 @@ Journal::Journal(Journal&& other) noexcept
     : path_(std::move(other.path_)),
       lock_fd_(std::exchange(other.lock_fd_, -1)),
       fd_(std::exchange(other.fd_, -1)),
+      whole_bytes_(other.whole_bytes_),
       failed_(other.failed_),
       entries_(std::move(other.entries_)),
       generations_(std::move(other.generations_)) {}
@@ -84,6 +90,7 @@ absl::Status Journal::Replay() {
     UPIPE_RETURN_IF_ERROR(ApplyLine(text.substr(begin, end - begin)));
     begin = end + 1;
   }
+  whole_bytes_ = static_cast<int64_t>(begin);
   return absl::OkStatus();
 }
 
@@ -92,7 +99,8 @@ absl::Status Journal::ApplyLine(const std::string& line) {
   const absl::Status unreadable =
       absl::DataLossError(absl::StrCat(path_, " holds an unreadable line: '", line, "'"));
   const auto find = [this](const RankKey& key) {
-    return std::find_if(entries_.begin(), entries_.end(), [&](const auto& entry) { return entry.key == key; });
+    return std::find_if(entries_.begin(), entries_.end(),
+                        [&](const auto& entry) { return entry.key == key; });
   };
   JournalEntry entry;
   if (words[0] == "start" && words.size() == 6 && absl::SimpleAtoi(words[2], &entry.generation) &&
@@ -103,14 +111,17 @@ absl::Status Journal::ApplyLine(const std::string& line) {
     int64_t& newest = generations_[entry.job];
     newest = std::max(newest, entry.generation);
     entries_.push_back(entry);
-  } else if (words[0] == "fence" && words.size() == 3 && absl::SimpleAtoi(words[2], &entry.generation)) {
+  } else if (words[0] == "fence" && words.size() == 3 &&
+             absl::SimpleAtoi(words[2], &entry.generation)) {
     int64_t& newest = generations_[words[1]];
     newest = std::max(newest, entry.generation);
-  } else if (words[0] == "pid" && words.size() == 4 && absl::SimpleAtoi(words[2], &entry.key.rank) &&
+  } else if (words[0] == "pid" && words.size() == 4 &&
+             absl::SimpleAtoi(words[2], &entry.key.rank) &&
              absl::SimpleAtoi(words[3], &entry.pid)) {
     entry.key.nonce = words[1];
     if (const auto found = find(entry.key); found != entries_.end()) found->pid = entry.pid;
-  } else if (words[0] == "gone" && words.size() == 3 && absl::SimpleAtoi(words[2], &entry.key.rank)) {
+  } else if (words[0] == "gone" && words.size() == 3 &&
+             absl::SimpleAtoi(words[2], &entry.key.rank)) {
     entry.key.nonce = words[1];
     if (const auto found = find(entry.key); found != entries_.end()) entries_.erase(found);
   } else {
@@ -121,7 +132,8 @@ absl::Status Journal::ApplyLine(const std::string& line) {
 
 absl::Status Journal::Compact() {
   std::string text;
-  for (const auto& [job, generation] : generations_) absl::StrAppend(&text, "fence ", job, " ", generation, "\n");
+  for (const auto& [job, generation] : generations_)
+    absl::StrAppend(&text, "fence ", job, " ", generation, "\n");
   const std::string next = path_ + ".next";
   const int fd = open(next.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
   if (fd < 0) return absl::ErrnoToStatus(errno, absl::StrCat("cannot open ", next));
@@ -140,7 +152,9 @@ absl::Status Journal::Compact() {
 }
 
 absl::Status Journal::Append(const std::string& line, bool sync) {
-  if (failed_) return absl::DataLossError(absl::StrCat("an earlier write to ", path_, " failed; restart the worker"));
+  if (failed_)
+    return absl::DataLossError(
+        absl::StrCat("an earlier write to ", path_, " failed; restart the worker"));
   absl::Status status = WriteAll(fd_, line + "\n");
   if (status.ok() && sync && fdatasync(fd_) != 0) {
     status = absl::ErrnoToStatus(errno, absl::StrCat("cannot sync ", path_));
@@ -149,7 +163,9 @@ absl::Status Journal::Append(const std::string& line, bool sync) {
   return status;
 }
 
-absl::Status Journal::AppendStart(const JournalEntry& entry) { return Append(StartLine(entry), true); }
+absl::Status Journal::AppendStart(const JournalEntry& entry) {
+  return Append(StartLine(entry), true);
+}
 
 absl::Status Journal::AppendPid(const RankKey& key, int pid) {
   return Append(absl::StrCat("pid ", key.nonce, " ", key.rank, " ", pid), false);

@@ -1,5 +1,6 @@
-// The worker's memory across its own death: which ranks it may have forked. Appended and fsynced before a fork and
-// before a rank is reported gone. A new worker kills everything in it before it says hello.
+// The worker's memory across its own death: which ranks it may have forked. Appended and fsynced
+// before a fork and before a rank is reported gone. A new worker kills everything in it before it
+// says hello.
 #pragma once
 
 #include <map>
@@ -20,11 +21,12 @@ struct JournalEntry {
   int pid = 0;         // 0: not known to have been forked
 };
 
-// After a failed write or fsync every later append fails: what the disk holds is unknown. One thread.
+// After a failed write or fsync every later append fails: what the disk holds is unknown. One
+// thread.
 class Journal {
  public:
-  // Locks `state_dir` against a second worker (FailedPrecondition), reads what is there and leaves it in place. A torn
-  // last line is dropped; any other unreadable line is DataLoss.
+  // Locks `state_dir` against a second worker (FailedPrecondition), reads what is there and leaves
+  // it in place. A torn last line is dropped; any other unreadable line is DataLoss.
   static absl::StatusOr<Journal> Open(const std::string& state_dir);
   Journal(Journal&& other) noexcept;
   Journal& operator=(Journal&&) = delete;
@@ -37,7 +39,8 @@ class Journal {
   // Forgets all entries: their processes are proven gone. Keeps generations.
   absl::Status Compact();
   absl::Status AppendStart(const JournalEntry& entry);
-  absl::Status AppendPid(const RankKey& key, int pid);  // not fsynced: a lost machine has no processes
+  absl::Status AppendPid(const RankKey& key,
+                         int pid);  // not fsynced: a lost machine has no processes
   absl::Status AppendFence(const std::string& job, int64_t generation);
   absl::Status AppendGone(const RankKey& key);
 
@@ -50,6 +53,7 @@ class Journal {
   std::string path_;
   int lock_fd_ = -1;
   int fd_ = -1;
+  int64_t whole_bytes_ = 0;  // length of the complete lines found
   bool failed_ = false;
   std::vector<JournalEntry> entries_;
   std::map<std::string, int64_t> generations_;

@@ -28,14 +28,16 @@
 namespace upipe::worker {
 namespace {
 
-constexpr int kProvePollMillis = 5;      // between looks at a dying tree
-constexpr int kIdlePollMillis = 1000;    // between collections of adopted zombies
-constexpr absl::Duration kStopPatience = absl::Seconds(10);  // for trees that will not die; the journal names them
+constexpr int kProvePollMillis = 5;    // between looks at a dying tree
+constexpr int kIdlePollMillis = 1000;  // between collections of adopted zombies
+constexpr absl::Duration kStopPatience =
+    absl::Seconds(10);  // for trees that will not die; the journal names them
 constexpr absl::Duration kDrainPatience = absl::Milliseconds(200);
 
 }  // namespace
 
-// One rank's processes. Fields below `mutex_` are guarded by the launcher's; the rest is the launcher thread's.
+// One rank's processes. Fields below `mutex_` are guarded by the launcher's; the rest is the
+// launcher thread's.
 struct PosixLauncher::Tree {
   RankKey key;
   std::optional<PositionMapping> position;  // set before the tree is shared, then constant
@@ -55,16 +57,17 @@ struct PosixLauncher::Tree {
   }
 };
 
-absl::StatusOr<std::unique_ptr<PosixLauncher>> PosixLauncher::Create(const PosixLauncherOptions& options,
-                                                                     RankRecorder& recorder, Sink sink) {
+absl::StatusOr<std::unique_ptr<PosixLauncher>> PosixLauncher::Create(
+    const PosixLauncherOptions& options, RankRecorder& recorder, Sink sink) {
   UPIPE_ASSIGN_OR_RETURN(Journal journal, Journal::Open(options.state_dir));
   for (const JournalEntry& entry : journal.entries()) {
-    UPIPE_LOG(WARNING) << "an earlier worker left rank " << entry.key.rank << " of " << entry.job << " generation "
-                       << entry.generation << ": killing it";
+    UPIPE_LOG(WARNING) << "an earlier worker left rank " << entry.key.rank << " of " << entry.job
+                       << " generation " << entry.generation << ": killing it";
     UPIPE_RETURN_IF_ERROR(KillLeftovers(entry, options.recovery_bound));
   }
   UPIPE_RETURN_IF_ERROR(journal.Compact());
-  if (prctl(PR_SET_CHILD_SUBREAPER, 1) != 0) return absl::ErrnoToStatus(errno, "cannot become a subreaper");
+  if (prctl(PR_SET_CHILD_SUBREAPER, 1) != 0)
+    return absl::ErrnoToStatus(errno, "cannot become a subreaper");
   std::optional<std::string> cgroup_root;
   if (options.allow_cgroup) cgroup_root = FindWritableCgroup2();
   return std::unique_ptr<PosixLauncher>(
@@ -94,7 +97,9 @@ PosixLauncher::~PosixLauncher() {
   close(wake_fd_);
 }
 
-std::string PosixLauncher::containment() const { return cgroup_root_.has_value() ? "cgroup2" : "subreaper"; }
+std::string PosixLauncher::containment() const {
+  return cgroup_root_.has_value() ? "cgroup2" : "subreaper";
+}
 
 std::shared_ptr<PosixLauncher::Tree> PosixLauncher::Find(const RankKey& key) const {
   std::lock_guard lock(mutex_);
@@ -152,7 +157,8 @@ void PosixLauncher::Kill(const RankKey& key) {
   Signal(*tree, SIGKILL);
 }
 
-// From any thread. Nothing happens before the fork: the launcher thread looks at the request after it.
+// From any thread. Nothing happens before the fork: the launcher thread looks at the request after
+// it.
 void PosixLauncher::Signal(Tree& tree, int signal) {
   int pidfd = -1;
   std::string cgroup;
@@ -269,7 +275,8 @@ void PosixLauncher::Do(LaunchCommand& command) {
 }
 
 absl::Status PosixLauncher::Fork(Tree& tree, const LaunchSpec& spec) {
-  if (!tree.position.has_value()) return absl::ResourceExhaustedError("cannot create the rank's position page");
+  if (!tree.position.has_value())
+    return absl::ResourceExhaustedError("cannot create the rank's position page");
   {
     std::lock_guard lock(mutex_);
     if (tree.kill_requested) return absl::CancelledError("killed before it was started");
@@ -282,7 +289,9 @@ absl::Status PosixLauncher::Fork(Tree& tree, const LaunchSpec& spec) {
   if (!entry.cgroup.empty()) UPIPE_RETURN_IF_ERROR(MakeCgroup(entry.cgroup));
   std::error_code error;
   std::filesystem::create_directories(spec.log_dir, error);
-  if (error) return absl::UnavailableError(absl::StrCat("cannot create ", spec.log_dir, ": ", error.message()));
+  if (error)
+    return absl::UnavailableError(
+        absl::StrCat("cannot create ", spec.log_dir, ": ", error.message()));
   UPIPE_ASSIGN_OR_RETURN(const int output_fd, recorder_.OpenLog(spec.key, spec.log_dir));
   tree.oom_before = ReadOomCounters(entry.cgroup);
   ChildSetup setup{spec.binary, spec.environment, tree.position->fd(), output_fd, entry.cgroup};
@@ -310,7 +319,9 @@ void PosixLauncher::NotePids(Tree& tree) {
 
 void PosixLauncher::Reap(Tree& tree) {
   siginfo_t info{};
-  if (waitid(P_PIDFD, static_cast<id_t>(tree.pidfd), &info, WEXITED | WNOHANG) != 0 || info.si_pid == 0) return;
+  if (waitid(P_PIDFD, static_cast<id_t>(tree.pidfd), &info, WEXITED | WNOHANG) != 0 ||
+      info.si_pid == 0)
+    return;
   tree.reaped = true;
   Signal(tree, SIGKILL);
   ProcessExit exit;
@@ -340,7 +351,8 @@ void PosixLauncher::ReapAdopted() {
   }
 }
 
-// Without a cgroup: everything whose environment names the tree, and adopted children that name no live tree at all.
+// Without a cgroup: everything whose environment names the tree, and adopted children that name no
+// live tree at all.
 bool PosixLauncher::KillStrays(Tree& tree) {
   std::vector<int> strays = ProcessesOf(tree.key);
   const std::set<int> first = FirstProcesses();

@@ -1,6 +1,6 @@
-// Real trainer processes. One thread forks, reaps and proves for the whole life of the worker, because the parent
-// death signal follows the forking thread. At most one per process: it makes the process a subreaper and reaps every
-// child the process adopts.
+// Real trainer processes. One thread forks, reaps and proves for the whole life of the worker,
+// because the parent death signal follows the forking thread. At most one per process: it makes the
+// process a subreaper and reaps every child the process adopts.
 #pragma once
 
 #include <atomic>
@@ -28,8 +28,8 @@ struct PosixLauncherOptions {
 
 class PosixLauncher : public ProcessLauncher {
  public:
-  // Kills everything the journal of an earlier worker names and proves it gone before it returns; an error names the
-  // processes that would not die. `recorder` must outlive the launcher.
+  // Kills everything the journal of an earlier worker names and proves it gone before it returns;
+  // an error names the processes that would not die. `recorder` must outlive the launcher.
   static absl::StatusOr<std::unique_ptr<PosixLauncher>> Create(const PosixLauncherOptions& options,
                                                                RankRecorder& recorder, Sink sink);
   // Kills and reaps what still runs; events are no longer delivered.
@@ -47,11 +47,19 @@ class PosixLauncher : public ProcessLauncher {
 
  private:
   struct Tree;
-  struct LaunchCommand { std::shared_ptr<Tree> tree; LaunchSpec spec; };
-  struct FenceCommand { RankKey key; std::string job; int64_t generation = 0; };
+  struct LaunchCommand {
+    std::shared_ptr<Tree> tree;
+    LaunchSpec spec;
+  };
+  struct FenceCommand {
+    RankKey key;
+    std::string job;
+    int64_t generation = 0;
+  };
   using Command = std::variant<LaunchCommand, FenceCommand>;
 
-  PosixLauncher(Journal journal, RankRecorder& recorder, Sink sink, std::optional<std::string> cgroup_root);
+  PosixLauncher(Journal journal, RankRecorder& recorder, Sink sink,
+                std::optional<std::string> cgroup_root);
   void Run();
   void RunCommands();
   void Do(LaunchCommand& command);
@@ -69,13 +77,13 @@ class PosixLauncher : public ProcessLauncher {
   std::vector<std::shared_ptr<Tree>> Trees() const;
   void Post(Command command);
 
-  Journal journal_;              // launcher thread
+  Journal journal_;  // launcher thread
   RankRecorder& recorder_;
   const Sink sink_;
   const std::optional<std::string> cgroup_root_;
   const std::map<std::string, int64_t> generations_;
   int wake_fd_ = -1;
-  mutable std::mutex mutex_;     // guards the three below; never held across I/O
+  mutable std::mutex mutex_;  // guards the three below; never held across I/O
   std::map<RankKey, std::shared_ptr<Tree>> trees_;
   std::vector<Command> commands_;
   bool stopping_ = false;

@@ -1,5 +1,5 @@
-// Reads of /proc: which processes carry an attempt's nonce in their environment, whose children they are, and what
-// shared memory dead ones left.
+// Reads of /proc: which processes carry an attempt's nonce in their environment, whose children
+// they are, and what shared memory dead ones left.
 #pragma once
 
 #include <set>
@@ -10,7 +10,8 @@
 
 namespace upipe::worker {
 
-// UPIPE_NONCE and UPIPE_RANK in the environment of `pid`; an empty nonce when it has none or cannot be read.
+// UPIPE_NONCE and UPIPE_RANK in the environment of `pid`; an empty nonce when it has none or cannot
+// be read.
 RankKey IdentityOf(int pid);
 
 // Live (not zombie) processes of the machine whose environment names `key`.
@@ -23,7 +24,8 @@ bool IsZombie(int pid);
 // System V segments created by one of `pids`: removed. False when one could not be.
 bool RemoveSystemVSegments(const std::set<int>& pids);
 
-// Files of the shared memory file system whose names contain `nonce`: removed. False when one could not be.
+// Files of the shared memory file system whose names contain `nonce`: removed. False when one could
+// not be.
 bool RemoveSharedMemoryFiles(const std::string& nonce);
 
 // A counter line "name value" of a file such as /proc/vmstat or memory.events; -1 when absent.

@@ -1,5 +1,6 @@
-// The seam between what the worker decides and operating system processes. PosixLauncher forks real trainers,
-// FakeLauncher plays them in memory; tests/contract/worker holds both to the same promises.
+// The seam between what the worker decides and operating system processes. PosixLauncher forks real
+// trainers, FakeLauncher plays them in memory; tests/contract/worker holds both to the same
+// promises.
 #pragma once
 
 #include <functional>
@@ -21,16 +22,28 @@ struct LaunchSpec {
   std::string log_dir;                   // created when missing; receives the rank's output
 };
 
-struct TreeStarted { RankKey key; int pid = 0; };
-struct TreeLaunchFailed { RankKey key; absl::Status status; };
-struct TreeExited { RankKey key; ProcessExit exit; };
-struct TreeGone { RankKey key; };
+struct TreeStarted {
+  RankKey key;
+  int pid = 0;
+};
+struct TreeLaunchFailed {
+  RankKey key;
+  absl::Status status;
+};
+struct TreeExited {
+  RankKey key;
+  ProcessExit exit;
+};
+struct TreeGone {
+  RankKey key;
+};
 using LaunchEvent = std::variant<TreeStarted, TreeLaunchFailed, TreeExited, TreeGone>;
 
-// Per key, in this order: TreeStarted, TreeExited, TreeGone, once each; or TreeLaunchFailed alone, which is also proof
-// that nothing is left. TreeGone is the proof: reaped, no process of the tree left, its shared memory removed. When
-// the first process exits the rest of its tree is killed without being asked. The sink is called from the launcher's
-// thread and must not block. All methods are thread-safe; none blocks.
+// Per key, in this order: TreeStarted, TreeExited, TreeGone, once each; or TreeLaunchFailed alone,
+// which is also proof that nothing is left. TreeGone is the proof: reaped, no process of the tree
+// left, its shared memory removed. When the first process exits the rest of its tree is killed
+// without being asked. The sink is called from the launcher's thread and must not block. All
+// methods are thread-safe; none blocks.
 class ProcessLauncher {
  public:
   using Sink = std::function<void(LaunchEvent)>;

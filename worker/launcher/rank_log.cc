@@ -38,7 +38,8 @@ std::map<int64_t, Segment> ListSegments(const std::string& dir) {
     int64_t begin = 0;
     if (!absl::ConsumePrefix(&digits, "log.") || !absl::SimpleAtoi(digits, &begin)) continue;
     struct stat info;
-    if (stat(entry.path().c_str(), &info) == 0) segments[begin] = {entry.path().string(), info.st_size};
+    if (stat(entry.path().c_str(), &info) == 0)
+      segments[begin] = {entry.path().string(), info.st_size};
   }
   return segments;
 }
@@ -52,7 +53,8 @@ RankLogWriter::~RankLogWriter() {
 void RankLogWriter::OpenSegment() {
   if (fd_ >= 0) close(fd_);
   segment_begin_ = end_;
-  fd_ = open(SegmentPath(dir_, segment_begin_).c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+  fd_ = open(SegmentPath(dir_, segment_begin_).c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC,
+             0600);
   std::map<int64_t, Segment> segments = ListSegments(dir_);
   while (segments.size() > 2) {
     unlink(segments.begin()->second.path.c_str());
@@ -88,6 +90,7 @@ void RankLogWriter::KeepTail(const char* data, size_t bytes) {
 std::vector<std::string> RankLogWriter::Tail() const {
   std::vector<std::string> lines(tail_.begin(), tail_.end());
   if (!line_.empty()) lines.push_back(line_);
+  if (lines.size() > kTailLines) lines.erase(lines.begin());
   return lines;
 }
 
@@ -99,16 +102,19 @@ absl::StatusOr<LogPiece> ReadRankLog(const std::string& dir, int64_t offset, int
   LogPiece piece;
   piece.offset = offset < 0 ? std::max(begin, end + offset) : std::min(offset, end);
   if (piece.offset < begin) {
-    piece.gap = absl::StrCat("bytes ", piece.offset, " to ", begin, " are gone: older log segments were dropped");
+    piece.gap = absl::StrCat("bytes ", piece.offset, " to ", begin,
+                             " are gone: older log segments were dropped");
     piece.offset = begin;
   }
   const auto segment = std::prev(segments.upper_bound(piece.offset));
   const int64_t left = segment->first + segment->second.bytes - piece.offset;
   if (left <= 0) return piece;
   const int fd = open(segment->second.path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return ReadRankLog(dir, piece.offset, bytes_max);  // dropped meanwhile: a newer one exists
+  if (fd < 0)
+    return ReadRankLog(dir, piece.offset, bytes_max);  // dropped meanwhile: a newer one exists
   piece.data.resize(static_cast<size_t>(std::min(left, bytes_max)));
-  const ssize_t got = pread(fd, piece.data.data(), piece.data.size(), piece.offset - segment->first);
+  const ssize_t got =
+      pread(fd, piece.data.data(), piece.data.size(), piece.offset - segment->first);
   close(fd);
   piece.data.resize(static_cast<size_t>(std::max<ssize_t>(got, 0)));
   return piece;

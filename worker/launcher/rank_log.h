@@ -1,5 +1,6 @@
-// A rank's output on disk: a run of segments named by the offset of their first byte, of which the newest two stay.
-// Offsets count from the first byte ever written, so readers can tell what is missing.
+// A rank's output on disk: a run of segments named by the offset of their first byte, of which the
+// newest two stay. Offsets count from the first byte ever written, so readers can tell what is
+// missing.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +16,8 @@ namespace upipe::worker {
 // One thread.
 class RankLogWriter {
  public:
-  RankLogWriter(std::string dir, int64_t segment_bytes) : dir_(std::move(dir)), segment_bytes_(segment_bytes) {}
+  RankLogWriter(std::string dir, int64_t segment_bytes)
+      : dir_(std::move(dir)), segment_bytes_(segment_bytes) {}
   RankLogWriter(const RankLogWriter&) = delete;
   RankLogWriter& operator=(const RankLogWriter&) = delete;
   ~RankLogWriter();
@@ -44,8 +46,8 @@ struct LogPiece {
   std::string gap;     // why bytes before `offset` are missing
 };
 
-// Bytes from `offset` (negative: from the end), at most `bytes_max`; no data at the end. NotFound when the rank never
-// wrote here.
+// Bytes from `offset` (negative: from the end), at most `bytes_max`; no data at the end. NotFound
+// when the rank never wrote here.
 absl::StatusOr<LogPiece> ReadRankLog(const std::string& dir, int64_t offset, int64_t bytes_max);
 
 }  // namespace upipe::worker

@@ -20,12 +20,14 @@ namespace upipe::worker {
 namespace {
 
 constexpr size_t kWaitingLinesMax = 4096;
-constexpr size_t kDrainBytes = 256 << 10;  // per turn, so that one loud rank does not starve the others
+constexpr size_t kDrainBytes = 256
+                               << 10;  // per turn, so that one loud rank does not starve the others
 
 }  // namespace
 
 struct RankRecorder::Pipe {
-  Pipe(int fd, const std::string& dir, int64_t segment_bytes) : fd(fd), dir(dir), log(dir, segment_bytes) {}
+  Pipe(int fd, const std::string& dir, int64_t segment_bytes)
+      : fd(fd), dir(dir), log(dir, segment_bytes) {}
   ~Pipe() {
     if (fd >= 0) close(fd);
   }
@@ -108,7 +110,8 @@ void RankRecorder::WriteLines() {
 
 void RankRecorder::KeepNewest(const std::string& root, size_t num) {
   std::lock_guard lock(mutex_);
-  prune_ = {root, num};  // looked at when the thread next wakes: the log about to be opened wakes it
+  prune_ = {root,
+            num};  // looked at when the thread next wakes: the log about to be opened wakes it
 }
 
 void RankRecorder::Prune() {
@@ -124,15 +127,17 @@ void RankRecorder::Prune() {
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator(order.first, error)) {
     const std::string prefix = entry.path().string() + "/";
-    const bool in_use = std::any_of(open_dirs.begin(), open_dirs.end(),
-                                    [&](const std::string& dir) { return absl::StartsWith(dir, prefix); });
+    const bool in_use =
+        std::any_of(open_dirs.begin(), open_dirs.end(),
+                    [&](const std::string& dir) { return absl::StartsWith(dir, prefix); });
     if (!in_use) folders.emplace_back(entry.last_write_time(error), entry.path());
   }
   std::sort(folders.rbegin(), folders.rend());
   for (size_t i = order.second; i < folders.size(); ++i) {
     std::filesystem::remove_all(folders[i].second, error);
     if (error) {
-      UPIPE_LOG(WARNING) << "cannot delete " << folders[i].second.string() << ": " << error.message();
+      UPIPE_LOG(WARNING) << "cannot delete " << folders[i].second.string() << ": "
+                         << error.message();
     }
   }
 }

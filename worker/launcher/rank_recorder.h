@@ -1,5 +1,5 @@
-// Everything ranks write to the worker's disk: their output, drained from pipes, and their step records. One thread,
-// so that a slow disk stalls neither the deciding thread nor the launcher.
+// Everything ranks write to the worker's disk: their output, drained from pipes, and their step
+// records. One thread, so that a slow disk stalls neither the deciding thread nor the launcher.
 #pragma once
 
 #include <map>
@@ -26,8 +26,8 @@ class RankRecorder {
   // The write end (close-on-exec, the caller's to close) of a pipe drained into the log in `dir`.
   absl::StatusOr<int> OpenLog(const RankKey& key, const std::string& dir);
 
-  // Takes what is in the pipe now, closes it and returns the last lines. Waits at most `patience`: a writer that
-  // escaped may hold the pipe open for ever, and a disk may hang.
+  // Takes what is in the pipe now, closes it and returns the last lines. Waits at most `patience`:
+  // a writer that escaped may hold the pipe open for ever, and a disk may hang.
   std::vector<std::string> FinishLog(const RankKey& key, absl::Duration patience);
 
   // Appends one line to `path` later; dropped when 4,096 lines wait. Never blocks on the disk.
@@ -38,7 +38,10 @@ class RankRecorder {
 
  private:
   struct Pipe;
-  struct Line { std::string path; std::string text; };
+  struct Line {
+    std::string path;
+    std::string text;
+  };
   void Run();
   void WriteLines();
   void Prune();

@@ -25,10 +25,10 @@ absl::Status KillLeftovers(const JournalEntry& entry, absl::Duration bound) {
     }
     for (const int pid : left) kill(pid, SIGKILL);
     if (SystemClock().Now() >= give_up) {
-      return absl::DeadlineExceededError(
-          absl::StrCat("rank ", entry.key.rank, " of ", entry.job, " generation ", entry.generation,
-                       " of an earlier worker would not die within ", absl::FormatDuration(bound),
-                       "; processes ", absl::StrJoin(left, ", "), "; end them, then start the worker again"));
+      return absl::DeadlineExceededError(absl::StrCat(
+          "rank ", entry.key.rank, " of ", entry.job, " generation ", entry.generation,
+          " of an earlier worker would not die within ", absl::FormatDuration(bound),
+          "; processes ", absl::StrJoin(left, ", "), "; end them, then start the worker again"));
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }

@@ -1,5 +1,5 @@
-// What an earlier worker may have left: kills it by journal before the new worker says hello, which makes the new
-// incarnation itself the proof that older ranks are gone.
+// What an earlier worker may have left: kills it by journal before the new worker says hello, which
+// makes the new incarnation itself the proof that older ranks are gone.
 #pragma once
 
 #include "absl/status/status.h"

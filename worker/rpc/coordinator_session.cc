@@ -24,8 +24,9 @@ std::shared_ptr<grpc::Channel> CoordinatorChannel(const std::string& address) {
 }
 
 // Holds itself until gRPC is done with it.
-class CoordinatorSession::Stream : public grpc::ClientBidiReactor<v1::WorkerMessage, v1::CoordinatorMessage>,
-                                   public std::enable_shared_from_this<Stream> {
+class CoordinatorSession::Stream
+    : public grpc::ClientBidiReactor<v1::WorkerMessage, v1::CoordinatorMessage>,
+      public std::enable_shared_from_this<Stream> {
  public:
   Stream(CoordinatorSession& owner, uint64_t session) : owner_(owner), session_(session) {}
 
@@ -40,9 +41,10 @@ class CoordinatorSession::Stream : public grpc::ClientBidiReactor<v1::WorkerMess
   void Cancel() { context_.TryCancel(); }
 
   void Send(v1::WorkerMessage message) {
-    const std::string conflate =
-        message.has_progress() ? absl::StrCat(message.progress().ref().fence().nonce(), "/", message.progress().ref().rank())
-                               : "";
+    const std::string conflate = message.has_progress()
+                                     ? absl::StrCat(message.progress().ref().fence().nonce(), "/",
+                                                    message.progress().ref().rank())
+                                     : "";
     std::lock_guard lock(mutex_);
     if (over_) return;
     if (!queue_.Push(std::move(message), conflate)) {
@@ -87,7 +89,8 @@ class CoordinatorSession::Stream : public grpc::ClientBidiReactor<v1::WorkerMess
     }
     owner_.callbacks_.closed(session_, why.empty() ? "closed by the coordinator" : why);
     std::shared_ptr<Stream> self = std::move(self_);
-    // Notified under the lock: the owner may be destroyed as soon as the count is zero and the lock free.
+    // Notified under the lock: the owner may be destroyed as soon as the count is zero and the lock
+    // free.
     std::lock_guard lock(owner_.mutex_);
     if (owner_.stream_ == self) owner_.stream_.reset();
     --owner_.num_streams_;

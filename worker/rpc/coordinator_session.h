@@ -1,5 +1,8 @@
-// The worker's one stream to the coordinator. Moves bytes only: what is said and when to reconnect is the core's.
+// The worker's one stream to the coordinator. Moves bytes only: what is said and when to reconnect
+// is the core's.
 #pragma once
+
+#include <grpcpp/grpcpp.h>
 
 #include <condition_variable>
 #include <functional>
@@ -7,19 +10,18 @@
 #include <mutex>
 #include <string>
 
-#include <grpcpp/grpcpp.h>
-
 #include "upipe/v1/worker_service.grpc.pb.h"
 
 namespace upipe::worker {
 
-// Plaintext channel to the coordinator that tries to reconnect often enough for the shortest heartbeat.
+// Plaintext channel to the coordinator that tries to reconnect often enough for the shortest
+// heartbeat.
 std::shared_ptr<grpc::Channel> CoordinatorChannel(const std::string& address);
 
 class CoordinatorSession {
  public:
-  // Called from gRPC's threads; must not block. `received` returns false when it cannot take the message: the stream
-  // then ends. `closed` comes once per Open, last.
+  // Called from gRPC's threads; must not block. `received` returns false when it cannot take the
+  // message: the stream then ends. `closed` comes once per Open, last.
   struct Callbacks {
     std::function<bool(uint64_t session, v1::CoordinatorMessage)> received;
     std::function<void(uint64_t session, const std::string& reason)> closed;
@@ -32,7 +34,8 @@ class CoordinatorSession {
   // Dials; an earlier stream is cancelled. Messages may be sent at once.
   void Open(uint64_t session);
   void Close();
-  // Never blocks. Progress replaces older progress of the same rank; 4,096 waiting messages end the stream.
+  // Never blocks. Progress replaces older progress of the same rank; 4,096 waiting messages end the
+  // stream.
   void Send(v1::WorkerMessage message);
 
  private:

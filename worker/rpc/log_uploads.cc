@@ -50,7 +50,8 @@ LogUploads::~LogUploads() {
   for (Upload& upload : uploads_) upload.thread.join();
 }
 
-void LogUploads::Start(const v1::OpenLog& request, const std::string& dir, std::function<bool()> live) {
+void LogUploads::Start(const v1::OpenLog& request, const std::string& dir,
+                       std::function<bool()> live) {
   std::lock_guard lock(mutex_);
   for (auto it = uploads_.begin(); it != uploads_.end();) {
     if (!it->done) {
@@ -61,13 +62,15 @@ void LogUploads::Start(const v1::OpenLog& request, const std::string& dir, std::
     it = uploads_.erase(it);
   }
   const size_t running = uploads_.size();
-  if (running >= 2 * kUploadsMax) return;  // even refusals are bounded; the coordinator's request times out
+  if (running >= 2 * kUploadsMax)
+    return;  // even refusals are bounded; the coordinator's request times out
   Upload& upload = uploads_.emplace_back();
   upload.request = request;
   upload.dir = dir;
   upload.live = std::move(live);
   if (running >= kUploadsMax) {
-    upload.refusal = absl::StrCat(kUploadsMax, " logs are being sent by this worker already; try again later");
+    upload.refusal =
+        absl::StrCat(kUploadsMax, " logs are being sent by this worker already; try again later");
   }
   upload.thread = std::thread([this, &upload] {
     Run(upload);
@@ -92,19 +95,23 @@ void LogUploads::Send(Upload& upload, grpc::ClientWriterInterface<v1::LogChunk>&
     return;
   }
   int64_t offset = upload.request.offset();
+  bool announced = false;
   for (;;) {
-    const bool live = upload.live();  // looked at before reading: what was written until then will be seen
+    const bool live =
+        upload.live();  // looked at before reading: what was written until then will be seen
     const absl::StatusOr<LogPiece> piece = ReadRankLog(upload.dir, offset, kChunkBytes);
     if (!piece.ok() && !(upload.request.follow() && live)) {
       chunk.set_error(std::string(piece.status().message()));
       writer.Write(chunk);
       return;
     }
-    if (piece.ok() && (!piece->data.empty() || !piece->gap.empty())) {
+    // The first chunk goes out even when empty: it tells the coordinator that the log is here.
+    if (piece.ok() && (!announced || !piece->data.empty() || !piece->gap.empty())) {
       chunk.set_data(piece->data);
       chunk.set_offset(piece->offset);
       chunk.set_gap(piece->gap);
       if (!writer.Write(chunk)) return;
+      announced = true;
       offset = piece->offset + static_cast<int64_t>(piece->data.size());
       continue;
     }

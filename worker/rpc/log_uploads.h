@@ -1,5 +1,8 @@
-// Sends rank logs to the coordinator, one stream and one thread per request, so that a slow reader stalls nothing.
+// Sends rank logs to the coordinator, one stream and one thread per request, so that a slow reader
+// stalls nothing.
 #pragma once
+
+#include <grpcpp/grpcpp.h>
 
 #include <atomic>
 #include <functional>
@@ -8,8 +11,6 @@
 #include <mutex>
 #include <string>
 #include <thread>
-
-#include <grpcpp/grpcpp.h>
 
 #include "upipe/v1/worker_service.grpc.pb.h"
 
@@ -23,8 +24,8 @@ class LogUploads {
   // Cancels what runs and waits for it.
   ~LogUploads();
 
-  // Uploads the log in `dir` from the asked offset. With follow until `live` (thread-safe) is false and everything is
-  // sent. At most 16 at a time: the seventeenth is told so. Never blocks.
+  // Uploads the log in `dir` from the asked offset. With follow until `live` (thread-safe) is false
+  // and everything is sent. At most 16 at a time: the seventeenth is told so. Never blocks.
   void Start(const v1::OpenLog& request, const std::string& dir, std::function<bool()> live);
 
  private:

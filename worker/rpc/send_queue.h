@@ -1,5 +1,5 @@
-// Messages that wait for a stream's one outstanding write. gRPC aborts the process on a second StartWrite, so every
-// stream of the worker writes through one of these.
+// Messages that wait for a stream's one outstanding write. gRPC aborts the process on a second
+// StartWrite, so every stream of the worker writes through one of these.
 #pragma once
 
 #include <deque>
@@ -32,7 +32,8 @@ class SendQueue {
   // Only while something waits, so after Push said it is full.
   void ReplaceNewest(Message message) { waiting_.back().second = std::move(message); }
 
-  // The message to write now; nullptr while one is being written or none waits. It stays valid until WriteDone.
+  // The message to write now; nullptr while one is being written or none waits. It stays valid
+  // until WriteDone.
   const Message* Next() {
     if (in_flight_.has_value() || waiting_.empty()) return nullptr;
     in_flight_ = std::move(waiting_.front().second);

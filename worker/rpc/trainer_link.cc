@@ -1,10 +1,10 @@
 #include "worker/rpc/trainer_link.h"
 
+#include <grpcpp/grpcpp.h>
+
 #include <condition_variable>
 #include <mutex>
 #include <utility>
-
-#include <grpcpp/grpcpp.h>
 
 #include "absl/strings/str_cat.h"
 #include "upipe/v1/trainer_service.grpc.pb.h"
@@ -19,7 +19,8 @@ constexpr int kMessageBytesMax = 256 << 20;
 class UnixSocketLink : public TrainerLink,
                        public grpc::ClientBidiReactor<v1::TrainerMessage, v1::WorkerCommand> {
  public:
-  UnixSocketLink(const std::string& socket_path, Handlers handlers) : handlers_(std::move(handlers)) {
+  UnixSocketLink(const std::string& socket_path, Handlers handlers)
+      : handlers_(std::move(handlers)) {
     grpc::ChannelArguments arguments;
     arguments.SetMaxReceiveMessageSize(kMessageBytesMax);
     arguments.SetMaxSendMessageSize(kMessageBytesMax);
@@ -117,8 +118,8 @@ class UnixSocketLink : public TrainerLink,
 
 }  // namespace
 
-std::unique_ptr<TrainerLink> TrainerLink::Dial(const std::string& socket_path, const v1::TrainerHello& hello,
-                                               Handlers handlers) {
+std::unique_ptr<TrainerLink> TrainerLink::Dial(const std::string& socket_path,
+                                               const v1::TrainerHello& hello, Handlers handlers) {
   auto link = std::make_unique<UnixSocketLink>(socket_path, std::move(handlers));
   v1::TrainerMessage message;
   *message.mutable_hello() = hello;

@@ -1,5 +1,5 @@
-// The trainer's end of its stream to the worker. Never blocks the compute thread; when the worker is lost the handler
-// ends the process.
+// The trainer's end of its stream to the worker. Never blocks the compute thread; when the worker
+// is lost the handler ends the process.
 #pragma once
 
 #include <functional>
@@ -19,8 +19,8 @@ class TrainerLink {
     std::function<void()> lost;                             // the stream ended before Finish
   };
   // Dials and says hello.
-  static std::unique_ptr<TrainerLink> Dial(const std::string& socket_path, const v1::TrainerHello& hello,
-                                           Handlers handlers);
+  static std::unique_ptr<TrainerLink> Dial(const std::string& socket_path,
+                                           const v1::TrainerHello& hello, Handlers handlers);
   virtual ~TrainerLink() = default;
 
   // Thread-safe. When 1,024 messages wait, a new step report replaces the newest waiting one.

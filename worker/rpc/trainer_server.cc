@@ -16,7 +16,8 @@ constexpr int kMessageBytesMax = 256 << 20;
 
 }  // namespace
 
-class TrainerServer::Stream : public grpc::ServerBidiReactor<v1::TrainerMessage, v1::WorkerCommand> {
+class TrainerServer::Stream
+    : public grpc::ServerBidiReactor<v1::TrainerMessage, v1::WorkerCommand> {
  public:
   Stream(TrainerServer& owner, uint64_t connection) : owner_(owner), connection_(connection) {
     StartRead(&incoming_);
@@ -94,7 +95,8 @@ class TrainerServer::Stream : public grpc::ServerBidiReactor<v1::TrainerMessage,
 absl::StatusOr<std::unique_ptr<TrainerServer>> TrainerServer::Start(const std::string& socket_path,
                                                                     Callbacks callbacks) {
   unlink(socket_path.c_str());
-  auto server = std::unique_ptr<TrainerServer>(new TrainerServer(socket_path, std::move(callbacks)));
+  auto server =
+      std::unique_ptr<TrainerServer>(new TrainerServer(socket_path, std::move(callbacks)));
   grpc::ServerBuilder builder;
   builder.SetMaxReceiveMessageSize(kMessageBytesMax);
   builder.SetMaxSendMessageSize(kMessageBytesMax);
@@ -128,12 +130,14 @@ grpc::ServerBidiReactor<v1::TrainerMessage, v1::WorkerCommand>* TrainerServer::A
 
 void TrainerServer::Send(uint64_t connection, v1::WorkerCommand command) {
   std::lock_guard lock(mutex_);
-  if (const auto found = streams_.find(connection); found != streams_.end()) found->second->Send(std::move(command));
+  if (const auto found = streams_.find(connection); found != streams_.end())
+    found->second->Send(std::move(command));
 }
 
 void TrainerServer::Read(uint64_t connection) {
   std::lock_guard lock(mutex_);
-  if (const auto found = streams_.find(connection); found != streams_.end()) found->second->ReadNext();
+  if (const auto found = streams_.find(connection); found != streams_.end())
+    found->second->ReadNext();
 }
 
 void TrainerServer::Close(uint64_t connection) {

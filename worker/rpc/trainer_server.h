@@ -1,6 +1,8 @@
-// The worker's end of its trainers' streams, on a unix socket. Each stream has one message on the way to the deciding
-// thread at a time; the next is read when that thread asks.
+// The worker's end of its trainers' streams, on a unix socket. Each stream has one message on the
+// way to the deciding thread at a time; the next is read when that thread asks.
 #pragma once
+
+#include <grpcpp/grpcpp.h>
 
 #include <condition_variable>
 #include <functional>
@@ -8,8 +10,6 @@
 #include <memory>
 #include <mutex>
 #include <string>
-
-#include <grpcpp/grpcpp.h>
 
 #include "absl/status/statusor.h"
 #include "upipe/v1/trainer_service.grpc.pb.h"
@@ -25,7 +25,8 @@ class TrainerServer : public v1::TrainerService::CallbackService {
   };
 
   // Replaces a socket file an earlier worker left.
-  static absl::StatusOr<std::unique_ptr<TrainerServer>> Start(const std::string& socket_path, Callbacks callbacks);
+  static absl::StatusOr<std::unique_ptr<TrainerServer>> Start(const std::string& socket_path,
+                                                              Callbacks callbacks);
   // Ends every stream; the socket file is removed.
   ~TrainerServer() override;
 

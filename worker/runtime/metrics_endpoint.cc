@@ -24,7 +24,8 @@ class PrometheusEndpoint : public MetricsEndpoint {
   PrometheusEndpoint(const std::string& listen, const Names& names)
       : names_(names), exposer_(listen), registry_(std::make_shared<prometheus::Registry>()) {
     exposer_.RegisterCollectable(registry_);
-    address_ = absl::StrCat(listen.substr(0, listen.rfind(':')), ":", exposer_.GetListeningPorts().at(0));
+    address_ =
+        absl::StrCat(listen.substr(0, listen.rfind(':')), ":", exposer_.GetListeningPorts().at(0));
   }
 
   const std::string& address() const override { return address_; }
@@ -66,8 +67,13 @@ class PrometheusEndpoint : public MetricsEndpoint {
   }
 
  private:
-  struct Series { GaugeFamily* family; prometheus::Gauge* gauge; };
-  struct Slot { std::vector<Series> series; };
+  struct Series {
+    GaugeFamily* family;
+    prometheus::Gauge* gauge;
+  };
+  struct Slot {
+    std::vector<Series> series;
+  };
 
   GaugeFamily& Gauge(const char* name, const char* help) {
     return prometheus::BuildGauge().Name(name).Help(help).Register(*registry_);
@@ -100,14 +106,16 @@ class PrometheusEndpoint : public MetricsEndpoint {
   GaugeFamily& info_ = Gauge("upipe_attempt_info", "1 for the attempt that holds the slot.");
   GaugeFamily& memory_bytes_ = Gauge("upipe_memory_bytes", "Bytes allocated now, by tag.");
   GaugeFamily& memory_peak_bytes_ = Gauge("upipe_memory_peak_bytes", "Live peak over all tags.");
-  GaugeFamily& planned_bytes_ = Gauge("upipe_memory_planned_bytes", "The plan's peak of this rank.");
+  GaugeFamily& planned_bytes_ =
+      Gauge("upipe_memory_planned_bytes", "The plan's peak of this rank.");
   GaugeFamily& loss_ = Gauge("upipe_loss", "Loss of the last step, nats per token, all ranks.");
-  GaugeFamily& tokens_per_second_ = Gauge("upipe_tokens_per_second", "Of the last step, all ranks.");
+  GaugeFamily& tokens_per_second_ =
+      Gauge("upipe_tokens_per_second", "Of the last step, all ranks.");
   GaugeFamily& step_seconds_ = Gauge("upipe_step_seconds", "Duration of the last step.");
   GaugeFamily& grad_norm_ = Gauge("upipe_grad_norm", "Global gradient norm before clipping.");
   CounterFamily& steps_total_ = Counter("upipe_steps_total", "Step reports received.");
-  CounterFamily& comm_seconds_total_ =
-      Counter("upipe_comm_seconds_total", "Seconds inside collectives, waiting for peers included.");
+  CounterFamily& comm_seconds_total_ = Counter(
+      "upipe_comm_seconds_total", "Seconds inside collectives, waiting for peers included.");
 };
 
 }  // namespace
@@ -117,8 +125,8 @@ absl::StatusOr<std::unique_ptr<MetricsEndpoint>> MetricsEndpoint::Start(const st
   try {
     return std::make_unique<PrometheusEndpoint>(listen, names);
   } catch (const std::exception& error) {
-    return absl::UnavailableError(
-        absl::StrCat("cannot serve metrics on ", listen, ": ", error.what(), "; use --metrics-listen HOST:PORT"));
+    return absl::UnavailableError(absl::StrCat("cannot serve metrics on ", listen, ": ",
+                                               error.what(), "; use --metrics-listen HOST:PORT"));
   }
 }
 

@@ -21,9 +21,13 @@ struct AttemptInfo {
 // Thread-safe.
 class MetricsEndpoint {
  public:
-  struct Names { std::string worker; std::string node; };
+  struct Names {
+    std::string worker;
+    std::string node;
+  };
   // Serves /metrics on `listen` ("127.0.0.1:0" = any free port).
-  static absl::StatusOr<std::unique_ptr<MetricsEndpoint>> Start(const std::string& listen, const Names& names);
+  static absl::StatusOr<std::unique_ptr<MetricsEndpoint>> Start(const std::string& listen,
+                                                                const Names& names);
   virtual ~MetricsEndpoint() = default;
 
   // "127.0.0.1:40123".

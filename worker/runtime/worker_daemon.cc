@@ -1,5 +1,6 @@
 #include "worker/runtime/worker_daemon.h"
 
+#include <google/protobuf/util/json_util.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -9,8 +10,6 @@
 #include <mutex>
 #include <set>
 #include <utility>
-
-#include <google/protobuf/util/json_util.h>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
@@ -47,17 +46,20 @@ absl::Status Validate(const WorkerOptions& options) {
     return absl::ascii_isalnum(c) || c == '.' || c == '_' || c == '-';
   });
   if (options.name.empty() || options.name.size() > 63 || !plain) {
-    wrong.push_back(absl::StrCat("--name '", options.name, "' must be 1 to 63 of a-z, A-Z, 0-9, '.', '_', '-'"));
+    wrong.push_back(absl::StrCat("--name '", options.name,
+                                 "' must be 1 to 63 of a-z, A-Z, 0-9, '.', '_', '-'"));
   }
   if (options.node.empty()) wrong.push_back("--node must not be empty");
   if (options.num_slots < 1 || options.num_slots > 1024) {
     wrong.push_back(absl::StrCat("--slots ", options.num_slots, " must be 1 to 1,024"));
   }
   if (options.memory_per_rank_bytes <= 0) {
-    wrong.push_back(absl::StrCat("--memory-per-rank ", options.memory_per_rank_bytes, " must be above 0 bytes"));
+    wrong.push_back(absl::StrCat("--memory-per-rank ", options.memory_per_rank_bytes,
+                                 " must be above 0 bytes"));
   }
   if (access(options.trainer_binary.c_str(), X_OK) != 0) {
-    wrong.push_back(absl::StrCat("--trainer-binary '", options.trainer_binary, "' is no executable file"));
+    wrong.push_back(
+        absl::StrCat("--trainer-binary '", options.trainer_binary, "' is no executable file"));
   }
   const std::string host = options.metrics_listen.substr(0, options.metrics_listen.rfind(':'));
   if (!options.insecure_listen && host != "127.0.0.1" && host != "localhost" && host != "[::1]") {
@@ -68,14 +70,16 @@ absl::Status Validate(const WorkerOptions& options) {
   return absl::InvalidArgumentError(absl::StrJoin(wrong, "; "));
 }
 
-absl::StatusOr<std::string> SocketPath(const WorkerOptions& options, const std::string& incarnation) {
+absl::StatusOr<std::string> SocketPath(const WorkerOptions& options,
+                                       const std::string& incarnation) {
   const std::string beside = absl::StrCat(options.state_dir, "/trainers.sock");
   if (beside.size() <= kSocketPathMax) return beside;
-  const std::string elsewhere = absl::StrCat(options.runtime_dir, "/upipe-", incarnation.substr(0, 12), ".sock");
+  const std::string elsewhere =
+      absl::StrCat(options.runtime_dir, "/upipe-", incarnation.substr(0, 12), ".sock");
   if (elsewhere.size() <= kSocketPathMax) return elsewhere;
-  return absl::InvalidArgumentError(absl::StrCat("--state-dir '", options.state_dir,
-                                                 "' is too long for a unix socket (", kSocketPathMax,
-                                                 " characters), and so is ", options.runtime_dir));
+  return absl::InvalidArgumentError(
+      absl::StrCat("--state-dir '", options.state_dir, "' is too long for a unix socket (",
+                   kSocketPathMax, " characters), and so is ", options.runtime_dir));
 }
 
 // Which log folders belong to ranks that still run: read by upload threads.
@@ -102,8 +106,15 @@ class LiveRanks {
 class Daemon : public WorkerDaemon {
  public:
   explicit Daemon(const WorkerOptions& options)
-      : options_(options), incarnation_(RandomNonce()), channel_(CoordinatorChannel(options.coordinator)) {}
-  ~Daemon() override { events_.Close(); }
+      : options_(options),
+        incarnation_(RandomNonce()),
+        channel_(CoordinatorChannel(options.coordinator)) {}
+  ~Daemon() override {
+    events_.Close();
+    // Its HTTP server needs up to two seconds to stop and has nothing to lose: it ends with the
+    // process.
+    metrics_.release();
+  }
 
   absl::Status Initialize();
   absl::Status Run() override;
@@ -162,11 +173,12 @@ absl::Status Daemon::Initialize() {
   }
   UPIPE_ASSIGN_OR_RETURN(socket_path_, SocketPath(options_, incarnation_));
   PosixLauncherOptions launcher_options{options_.state_dir, options_.allow_cgroup};
-  UPIPE_ASSIGN_OR_RETURN(launcher_, PosixLauncher::Create(launcher_options, recorder_, [this](LaunchEvent event) {
-                           OnLaunchEvent(std::move(event));
-                         }));
-  UPIPE_ASSIGN_OR_RETURN(metrics_,
-                         MetricsEndpoint::Start(options_.metrics_listen, {options_.name, options_.node}));
+  UPIPE_ASSIGN_OR_RETURN(
+      launcher_, PosixLauncher::Create(launcher_options, recorder_, [this](LaunchEvent event) {
+        OnLaunchEvent(std::move(event));
+      }));
+  UPIPE_ASSIGN_OR_RETURN(
+      metrics_, MetricsEndpoint::Start(options_.metrics_listen, {options_.name, options_.node}));
   TrainerServer::Callbacks from_trainers{
       [this](uint64_t connection, v1::TrainerMessage message) {
         events_.Push(FromTrainer{connection, std::move(message)});
@@ -177,7 +189,9 @@ absl::Status Daemon::Initialize() {
       [this](uint64_t session, v1::CoordinatorMessage message) {
         return events_.TryPush(FromCoordinator{session, std::move(message)});
       },
-      [this](uint64_t session, const std::string& reason) { events_.Push(SessionClosed{session, reason}); }};
+      [this](uint64_t session, const std::string& reason) {
+        events_.Push(SessionClosed{session, reason});
+      }};
   session_ = std::make_unique<CoordinatorSession>(channel_, std::move(from_coordinator));
   uploads_ = std::make_unique<LogUploads>(channel_);
 
@@ -199,25 +213,32 @@ absl::Status Daemon::Initialize() {
 }
 
 void Daemon::OnLaunchEvent(LaunchEvent event) {
-  events_.Push(std::visit(
-      Overloaded{[](TreeStarted& kind) -> Event { return ProcessStarted{kind.key, kind.pid}; },
-                 [](TreeLaunchFailed& kind) -> Event { return ProcessLaunchFailed{kind.key, kind.status}; },
-                 [](TreeExited& kind) -> Event { return ProcessExited{kind.key, std::move(kind.exit), {}}; },
-                 [](TreeGone& kind) -> Event { return ProcessGone{kind.key}; }},
-      event));
+  events_.Push(std::visit(Overloaded{[](TreeStarted& kind) -> Event {
+                                       return ProcessStarted{kind.key, kind.pid};
+                                     },
+                                     [](TreeLaunchFailed& kind) -> Event {
+                                       return ProcessLaunchFailed{kind.key, kind.status};
+                                     },
+                                     [](TreeExited& kind) -> Event {
+                                       return ProcessExited{kind.key, std::move(kind.exit), {}};
+                                     },
+                                     [](TreeGone& kind) -> Event { return ProcessGone{kind.key}; }},
+                          event));
 }
 
 absl::Status Daemon::Run() {
   while (running_) {
     const BootTime now = SystemClock().Now();
-    std::optional<Event> event = events_.PopFor(std::max(absl::ZeroDuration(), NextWake(state_, now) - now));
+    std::optional<Event> event =
+        events_.PopFor(std::max(absl::ZeroDuration(), NextWake(state_, now) - now));
     Handle(event.has_value() ? *std::move(event) : Event(Tick{}));
   }
   for (const auto& [key, rank] : state_.ranks) {
     if (rank.report.state() == v1::RANK_STATE_GONE) continue;
-    return absl::DeadlineExceededError(absl::StrCat("rank ", key.rank, " of ", rank.report.ref().fence().job_id(),
-                                                    " was not proven gone; the next worker on ",
-                                                    options_.state_dir, " will kill it before it says hello"));
+    return absl::DeadlineExceededError(
+        absl::StrCat("rank ", key.rank, " of ", rank.report.ref().fence().job_id(),
+                     " was not proven gone; the next worker on ", options_.state_dir,
+                     " will kill it before it says hello"));
   }
   return absl::OkStatus();
 }
@@ -236,22 +257,28 @@ void Daemon::Do(const LaunchRank& action) {
   const Rank& rank = state_.ranks.at(action.key);
   const v1::RunPlan& plan = rank.start->plan();
   AttemptInfo info{action.slot, action.job, action.generation, action.key.rank};
-  if (action.key.rank < plan.ranks_size()) info.planned_bytes = plan.ranks(action.key.rank).memory().peak_bytes();
+  if (action.key.rank < plan.ranks_size())
+    info.planned_bytes = plan.ranks(action.key.rank).memory().peak_bytes();
   metrics_->BeginAttempt(info);
-  LaunchSpec spec{action.key, action.job, action.generation, options_.trainer_binary, {},
+  LaunchSpec spec{action.key,
+                  action.job,
+                  action.generation,
+                  options_.trainer_binary,
+                  {},
                   RankDir(action.job, action.generation, action.key.rank)};
-  for (const auto& [name, value] : std::map<std::string, std::string>{
-           {"UPIPE_SOCKET", socket_path_},
-           {"UPIPE_NONCE", action.key.nonce},
-           {"UPIPE_JOB", action.job},
-           {"UPIPE_GENERATION", absl::StrCat(action.generation)},
-           {"UPIPE_RANK", absl::StrCat(action.key.rank)},
-           {"OMP_NUM_THREADS", absl::StrCat(action.threads)},
-           {"OPENBLAS_NUM_THREADS", absl::StrCat(action.threads)},
-           {"UCX_HANDLE_ERRORS", "none"}}) {
+  for (const auto& [name, value] :
+       std::map<std::string, std::string>{{"UPIPE_SOCKET", socket_path_},
+                                          {"UPIPE_NONCE", action.key.nonce},
+                                          {"UPIPE_JOB", action.job},
+                                          {"UPIPE_GENERATION", absl::StrCat(action.generation)},
+                                          {"UPIPE_RANK", absl::StrCat(action.key.rank)},
+                                          {"OMP_NUM_THREADS", absl::StrCat(action.threads)},
+                                          {"OPENBLAS_NUM_THREADS", absl::StrCat(action.threads)},
+                                          {"UCX_HANDLE_ERRORS", "none"}}) {
     spec.environment.push_back(absl::StrCat(name, "=", value));
   }
-  spec.environment.insert(spec.environment.end(), options_.environment.begin(), options_.environment.end());
+  spec.environment.insert(spec.environment.end(), options_.environment.begin(),
+                          options_.environment.end());
   live_.Add(spec.log_dir);
   recorder_.KeepNewest(options_.state_dir + "/ranks", kJobsKept);
   launcher_->Launch(std::move(spec));
@@ -308,7 +335,8 @@ std::string Daemon::Configuration() const {
       {"trainer_binary", options_.trainer_binary},
       {"trainer_socket", socket_path_},
       {"metrics", absl::StrCat("http://", metrics_->address(), "/metrics")},
-      {"insecure_listen", options_.insecure_listen ? "true: metrics are plaintext off loopback" : "false"},
+      {"insecure_listen",
+       options_.insecure_listen ? "true: metrics are plaintext off loopback" : "false"},
       {"containment", launcher_->containment()},
       {"backend", options_.backend},
       {"isa", options_.isa},

@@ -1,5 +1,5 @@
-// The worker daemon: one thread that feeds the agent core and carries out what it decides; everything that touches
-// sockets, processes or disks runs on threads of its own behind queues.
+// The worker daemon: one thread that feeds the agent core and carries out what it decides;
+// everything that touches sockets, processes or disks runs on threads of its own behind queues.
 #pragma once
 
 #include <functional>
@@ -12,30 +12,32 @@
 namespace upipe::worker {
 
 struct WorkerOptions {
-  std::string coordinator;                 // host:port
-  std::string name;                        // unique, [a-zA-Z0-9._-]{1,63}
-  std::string node;                        // ranks with equal nodes share memory
-  int num_slots = 1;                       // 1 to 1,024 trainer processes at a time
-  int64_t memory_per_rank_bytes = 0;       // > 0
-  std::string state_dir;                   // journal, logs, step records; one worker each
-  std::string runtime_dir;                 // for the trainer socket when state_dir is too long for one
+  std::string coordinator;            // host:port
+  std::string name;                   // unique, [a-zA-Z0-9._-]{1,63}
+  std::string node;                   // ranks with equal nodes share memory
+  int num_slots = 1;                  // 1 to 1,024 trainer processes at a time
+  int64_t memory_per_rank_bytes = 0;  // > 0
+  std::string state_dir;              // journal, logs, step records; one worker each
+  std::string runtime_dir;            // for the trainer socket when state_dir is too long for one
   std::string trainer_binary;
   std::string metrics_listen = "127.0.0.1:0";
-  bool insecure_listen = false;            // allows metrics on other than loopback
+  bool insecure_listen = false;  // allows metrics on other than loopback
   bool allow_cgroup = true;
   std::string backend = "cpu";
   std::string isa;
   std::string version;
-  std::vector<std::string> environment;    // of the trainers, without UPIPE_*
+  std::vector<std::string> environment;  // of the trainers, without UPIPE_*
 };
 
 class WorkerDaemon {
  public:
-  // Kills what an earlier worker left, then listens. Nothing is dialled yet. All violations of the options at once.
+  // Kills what an earlier worker left, then listens. Nothing is dialled yet. All violations of the
+  // options at once.
   static absl::StatusOr<std::unique_ptr<WorkerDaemon>> Create(const WorkerOptions& options);
   virtual ~WorkerDaemon() = default;
 
-  // Works until RequestShutdown; then every rank is killed and proven gone. DeadlineExceeded when one was not.
+  // Works until RequestShutdown; then every rank is killed and proven gone. DeadlineExceeded when
+  // one was not.
   virtual absl::Status Run() = 0;
   // Thread-safe.
   virtual void RequestShutdown() = 0;

@@ -7,9 +7,15 @@ namespace upipe::kernels::testing {
 namespace {
 
 AdamWParams Call(Memory& memory, int64_t n, int64_t step, bool skip) {
-  AdamWParams p = {.param = memory.InOut("param", {{n}}), .grad = memory.Input({{n}}), .m = memory.InOut("m", {{n}}),
-                   .v = memory.InOut("v", {{n}}), .scale = memory.Input({{1}}), .skip = memory.Ints({skip ? 1 : 0}),
-                   .lr = 1e-2f, .weight_decay = 0.1f, .step = step};
+  AdamWParams p = {.param = memory.InOut("param", {{n}}),
+                   .grad = memory.Input({{n}}),
+                   .m = memory.InOut("m", {{n}}),
+                   .v = memory.InOut("v", {{n}}),
+                   .scale = memory.Input({{1}}),
+                   .skip = memory.Ints({skip ? 1 : 0}),
+                   .lr = 1e-2f,
+                   .weight_decay = 0.1f,
+                   .step = step};
   for (int64_t i = 0; i < n; ++i) SetElement(p.v, i, 0, 0, std::abs(GetElement(p.v, i)));
   return p;
 }
@@ -27,7 +33,8 @@ TEST(AdamW, SkipChangesNothing) {
     Memory memory(1), untouched(1);
     Call(untouched, 50, 3, true);
     ASSERT_EQ(RunCall(*ops, Call(memory, 50, 3, true), memory), absl::OkStatus());
-    for (int i = 0; i < 3; ++i) EXPECT_EQ(memory.Results()[i].values, untouched.Results()[i].values);
+    for (int i = 0; i < 3; ++i)
+      EXPECT_EQ(memory.Results()[i].values, untouched.Results()[i].values);
   }
 }
 

@@ -20,8 +20,13 @@ TEST(AttentionBwd, ChunkPairsOfThreadsMatchReference) {
   for (const bool causal : {true, false}) {
     ExpectCpuMatchesReference(
         [&](Memory& memory) {
-          return BackwardCall({.queries = {100, 700}, .keys = {0, 500}, .head_dim = 8, .kv_slot = {0, 1, 1, 0},
-                               .slots = 2, .causal = causal, .document_starts = {0, 333}},
+          return BackwardCall({.queries = {100, 700},
+                               .keys = {0, 500},
+                               .head_dim = 8,
+                               .kv_slot = {0, 1, 1, 0},
+                               .slots = 2,
+                               .causal = causal,
+                               .document_starts = {0, 333}},
                               memory);
         },
         1);
@@ -40,7 +45,8 @@ TEST_P(AttentionGradient, OfReferenceEqualsFiniteDifferences) {
   const TensorView o = forward.Output("o", {{p.q.shape[0], p.q.shape[1], p.q.shape[2]}});
   const TensorView lse = forward.Output("lse", {{p.q.shape[1], p.q.shape[0]}});
   const auto loss = [&] {
-    const AttentionFwdParams call = {p.q, p.k, p.v, o, lse, p.kv_slot, p.queries, p.keys, p.mask, p.scale};
+    const AttentionFwdParams call = {p.q,       p.k,       p.v,    o,      lse,
+                                     p.kv_slot, p.queries, p.keys, p.mask, p.scale};
     EXPECT_EQ(RunCall(Reference(), call, forward), absl::OkStatus());
     return WeightedSum(p.dout, o);
   };
@@ -49,15 +55,25 @@ TEST_P(AttentionGradient, OfReferenceEqualsFiniteDifferences) {
   ExpectGradient(p.v, p.dv, loss);
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Cases, AttentionGradient,
-    ::testing::Values(
-        AttentionCase{.name = "Grouped", .queries = {0, 6}, .keys = {0, 6}, .head_dim = 3, .kv_slot = {0, 1, 1},
-                      .slots = 2},
-        AttentionCase{.name = "Runs", .queries = {3, 9}, .keys = {0, 5}, .head_dim = 4, .window = 4},
-        AttentionCase{.name = "Full", .queries = {0, 7}, .keys = {0, 7}, .head_dim = 2, .causal = false,
-                      .document_starts = {0, 2, 3}}),
-    [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(Cases, AttentionGradient,
+                         ::testing::Values(AttentionCase{.name = "Grouped",
+                                                         .queries = {0, 6},
+                                                         .keys = {0, 6},
+                                                         .head_dim = 3,
+                                                         .kv_slot = {0, 1, 1},
+                                                         .slots = 2},
+                                           AttentionCase{.name = "Runs",
+                                                         .queries = {3, 9},
+                                                         .keys = {0, 5},
+                                                         .head_dim = 4,
+                                                         .window = 4},
+                                           AttentionCase{.name = "Full",
+                                                         .queries = {0, 7},
+                                                         .keys = {0, 7},
+                                                         .head_dim = 2,
+                                                         .causal = false,
+                                                         .document_starts = {0, 2, 3}}),
+                         [](const auto& info) { return info.param.name; });
 
 }  // namespace
 }  // namespace upipe::kernels::testing

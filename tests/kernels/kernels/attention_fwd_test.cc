@@ -32,7 +32,8 @@ TEST(AttentionFwd, AQueryWithoutKeysGetsZeroAndMinusInfinity) {
 TEST(AttentionFwd, EqualScoresAverageTheVisibleValues) {
   for (OpTable* ops : {&Reference(), &Cpu()}) {
     Memory memory(1);
-    const AttentionFwdParams p = ForwardCall({.queries = {0, 100}, .keys = {0, 100}, .score_scale = 0}, memory);
+    const AttentionFwdParams p =
+        ForwardCall({.queries = {0, 100}, .keys = {0, 100}, .score_scale = 0}, memory);
     ASSERT_EQ(RunCall(*ops, p, memory), absl::OkStatus());
     double sum = 0;
     for (int64_t t = 0; t < 100; ++t) {
@@ -62,7 +63,8 @@ TEST(AttentionFwd, ThreadsDoNotChangeABit) {
   std::vector<Memory::Result> first;
   for (int threads : {1, 2, 3}) {
     Memory memory(7);
-    const AttentionFwdParams p = ForwardCall({.queries = {0, 700}, .keys = {0, 700}, .kv_slot = {0, 0}}, memory);
+    const AttentionFwdParams p =
+        ForwardCall({.queries = {0, 700}, .keys = {0, 700}, .kv_slot = {0, 0}}, memory);
     ASSERT_EQ(RunCall(Cpu(), p, memory, threads), absl::OkStatus());
     if (threads == 1) first = memory.Results();
     EXPECT_EQ(memory.Results()[0].values, first[0].values);

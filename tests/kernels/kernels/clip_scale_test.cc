@@ -16,15 +16,18 @@ struct Case {
 
 TEST(ClipScale, FollowsTheOneGradientRule) {
   const double infinity = std::numeric_limits<double>::infinity();
-  for (const Case& c : {Case{16, 2, 1.0f, 2, 0.5 / (2 + 1e-6), 0}, Case{16, 2, 8.0f, 2, 0.5, 0},
-                        Case{16, 2, std::numeric_limits<float>::infinity(), 2, 0.5, 0}, Case{0, 4, 1.0f, 0, 0.25, 0},
-                        Case{16, 0, 1.0f, infinity, 0, 1}, Case{infinity, 2, 1.0f, infinity, 0, 1},
-                        Case{std::nan(""), 2, 1.0f, std::nan(""), 0, 1}, Case{0, 0, 1.0f, std::nan(""), 0, 1}}) {
+  for (const Case& c :
+       {Case{16, 2, 1.0f, 2, 0.5 / (2 + 1e-6), 0}, Case{16, 2, 8.0f, 2, 0.5, 0},
+        Case{16, 2, std::numeric_limits<float>::infinity(), 2, 0.5, 0},
+        Case{0, 4, 1.0f, 0, 0.25, 0}, Case{16, 0, 1.0f, infinity, 0, 1},
+        Case{infinity, 2, 1.0f, infinity, 0, 1}, Case{std::nan(""), 2, 1.0f, std::nan(""), 0, 1},
+        Case{0, 0, 1.0f, std::nan(""), 0, 1}}) {
     for (OpTable* ops : {&Reference(), &Cpu()}) {
       Memory memory(1);
-      const ClipScaleParams p = {memory.Doubles({c.sum_of_squares}), memory.Doubles({123, c.count}),
-                                 memory.Output("grad_norm", {{1}}), memory.Output("scale", {{1}}),
-                                 memory.Output("skip", {{1}}, DType::kInt32), c.max_norm};
+      const ClipScaleParams p = {
+          memory.Doubles({c.sum_of_squares}),          memory.Doubles({123, c.count}),
+          memory.Output("grad_norm", {{1}}),           memory.Output("scale", {{1}}),
+          memory.Output("skip", {{1}}, DType::kInt32), c.max_norm};
       ASSERT_EQ(RunCall(*ops, p, memory), absl::OkStatus());
       if (std::isnan(c.norm)) {
         EXPECT_TRUE(std::isnan(GetElement(p.grad_norm, 0)));

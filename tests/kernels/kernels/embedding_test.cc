@@ -18,11 +18,13 @@ class Embedding : public ::testing::TestWithParam<Shape> {
   }
   static EmbeddingFwdParams Forward(Memory& memory) {
     const auto [tokens, vocab, d, gap] = GetParam();
-    return {Tokens(memory), memory.Input({{vocab, d}, gap}), memory.Output("out", {{tokens, d}, gap})};
+    return {Tokens(memory), memory.Input({{vocab, d}, gap}),
+            memory.Output("out", {{tokens, d}, gap})};
   }
   static EmbeddingBwdParams Backward(Memory& memory) {
     const auto [tokens, vocab, d, gap] = GetParam();
-    return {Tokens(memory), memory.Input({{tokens, d}, gap}), memory.InOut("dtable", {{vocab, d}, gap})};
+    return {Tokens(memory), memory.Input({{tokens, d}, gap}),
+            memory.InOut("dtable", {{vocab, d}, gap})};
   }
 };
 
@@ -40,24 +42,28 @@ TEST_P(Embedding, GradientEqualsFiniteDifferences) {
   const TensorView table = forward.InOut("table", {{GetParam().vocab, GetParam().d}});
   const TensorView out = forward.Output("out", {{GetParam().tokens, GetParam().d}});
   ExpectGradient(table, p.dtable, [&] {
-    EXPECT_EQ(RunCall(Reference(), EmbeddingFwdParams{p.tokens, table, out}, forward), absl::OkStatus());
+    EXPECT_EQ(RunCall(Reference(), EmbeddingFwdParams{p.tokens, table, out}, forward),
+              absl::OkStatus());
     return WeightedSum(p.dout, out);
   });
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, Embedding,
-                         ::testing::Values(Shape{1, 1, 1, 0}, Shape{20, 3, 17, 5}, Shape{9, 30, 4, 0}));
+                         ::testing::Values(Shape{1, 1, 1, 0}, Shape{20, 3, 17, 5},
+                                           Shape{9, 30, 4, 0}));
 
 TEST(Embedding, TokenOutsideTheVocabularyFailsTheStream) {
   for (const int32_t bad : {-1, 7}) {
     ExpectBothFail(
         [&](Memory& memory) {
-          return EmbeddingFwdParams{memory.Ints({0, bad}), memory.Input({{7, 4}}), memory.Output("out", {{2, 4}})};
+          return EmbeddingFwdParams{memory.Ints({0, bad}), memory.Input({{7, 4}}),
+                                    memory.Output("out", {{2, 4}})};
         },
         absl::StatusCode::kOutOfRange);
     ExpectBothFail(
         [&](Memory& memory) {
-          return EmbeddingBwdParams{memory.Ints({0, bad}), memory.Input({{2, 4}}), memory.InOut("dtable", {{7, 4}})};
+          return EmbeddingBwdParams{memory.Ints({0, bad}), memory.Input({{2, 4}}),
+                                    memory.InOut("dtable", {{7, 4}})};
         },
         absl::StatusCode::kOutOfRange);
   }

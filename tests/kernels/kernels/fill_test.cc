@@ -6,7 +6,8 @@ namespace {
 
 TEST(Fill, EveryTypeAndRank) {
   for (const DType dtype : {DType::kFloat32, DType::kFloat64, DType::kInt32, DType::kInt64}) {
-    for (const std::vector<int64_t>& dims : {std::vector<int64_t>{40000}, {1}, {0}, {5, 7}, {3, 4, 5}}) {
+    for (const std::vector<int64_t>& dims :
+         {std::vector<int64_t>{40000}, {1}, {0}, {5, 7}, {3, 4, 5}}) {
       for (OpTable* ops : {&Reference(), &Cpu()}) {
         Memory memory(1);
         const FillParams p = {memory.Output("dst", {dims, dims.size() > 1 ? 3 : 0}, dtype), -3};

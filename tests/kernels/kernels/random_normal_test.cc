@@ -15,7 +15,9 @@ TEST(RandomNormal, CpuEqualsReference) {
 
 std::vector<double> Draw(uint64_t seed, uint64_t tensor, int64_t first, int64_t n) {
   Memory memory(1);
-  EXPECT_EQ(RunCall(Cpu(), RandomNormalParams{memory.Output("dst", {{n}}), seed, tensor, first, 1}, memory), absl::OkStatus());
+  EXPECT_EQ(RunCall(Cpu(), RandomNormalParams{memory.Output("dst", {{n}}), seed, tensor, first, 1},
+                    memory),
+            absl::OkStatus());
   return memory.Results()[0].values;
 }
 
@@ -48,7 +50,8 @@ TEST(RandomNormal, HasTheMomentsOfANormal) {
 // Known answers of the Random123 distribution (kat_vectors, philox4x32 10).
 TEST(RandomNormal, PhiloxKnownAnswers) {
   using Four = std::array<uint32_t, 4>;
-  EXPECT_EQ(Philox4x32({0, 0, 0, 0}, {0, 0}), (Four{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
+  EXPECT_EQ(Philox4x32({0, 0, 0, 0}, {0, 0}),
+            (Four{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
   EXPECT_EQ(Philox4x32({0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff}, {0xffffffff, 0xffffffff}),
             (Four{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
   EXPECT_EQ(Philox4x32({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, {0xa4093822, 0x299f31d0}),

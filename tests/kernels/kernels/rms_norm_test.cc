@@ -24,8 +24,8 @@ TEST_P(RmsNorm, BackwardWithinTheBound) {
   const auto [tokens, d, gap, scale] = GetParam();
   ExpectCpuMatchesReference([&](Memory& memory) {
     return RmsNormBwdParams{memory.Input({{tokens, d}, gap}, scale), memory.Input({{d}}),
-                            memory.Input({{tokens, d}, gap}), memory.InOut("dx", {{tokens, d}, gap}),
-                            memory.InOut("dweight", {{d}})};
+                            memory.Input({{tokens, d}, gap}),
+                            memory.InOut("dx", {{tokens, d}, gap}), memory.InOut("dweight", {{d}})};
   });
 }
 
@@ -33,14 +33,15 @@ TEST_P(RmsNorm, DxMayAliasDy) {
   const auto [tokens, d, gap, scale] = GetParam();
   ExpectCpuMatchesReference([&](Memory& memory) {
     const TensorView gradient = memory.InOut("dy, then dx", {{tokens, d}, gap});
-    return RmsNormBwdParams{memory.Input({{tokens, d}, gap}, scale), memory.Input({{d}}), gradient, gradient,
-                            memory.InOut("dweight", {{d}})};
+    return RmsNormBwdParams{memory.Input({{tokens, d}, gap}, scale), memory.Input({{d}}), gradient,
+                            gradient, memory.InOut("dweight", {{d}})};
   });
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, RmsNorm,
                          ::testing::Values(Shape{1, 8, 0, 1}, Shape{5, 1, 0, 1}, Shape{0, 8, 0, 1},
-                                           Shape{300, 67, 3, 1}, Shape{33, 200, 0, 1e-4}, Shape{20, 128, 0, 1e6}));
+                                           Shape{300, 67, 3, 1}, Shape{33, 200, 0, 1e-4},
+                                           Shape{20, 128, 0, 1e6}));
 
 TEST(RmsNorm, GradientEqualsFiniteDifferences) {
   Memory memory(2), forward(3);

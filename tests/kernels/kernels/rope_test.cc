@@ -23,7 +23,9 @@ RopeParams Call(const Case& c, Memory& memory) {
   std::vector<int64_t> positions(c.tokens);
   for (int64_t t = 0; t < c.tokens; ++t) positions[t] = c.first_position + 7 * t;
   const Memory::Shape shape = {{c.tokens, c.heads, c.head_dim}, c.gap};
-  RopeParams p = {.positions = memory.Positions(positions), .config = ConfigOf(c), .inverse = c.inverse,
+  RopeParams p = {.positions = memory.Positions(positions),
+                  .config = ConfigOf(c),
+                  .inverse = c.inverse,
                   .accumulate = c.accumulate};
   p.dst = c.accumulate || c.in_place ? memory.InOut("dst", shape) : memory.Output("dst", shape);
   p.src = c.in_place ? p.dst : memory.Input(shape);
@@ -55,7 +57,8 @@ TEST(Rope, Position5000000IsExact) {
   const int64_t head_dim = 64, half = head_dim / 2;
   for (OpTable* ops : {&Reference(), &Cpu()}) {
     Memory memory(1);
-    RopeParams p = {.src = memory.InOut("src", {{1, 1, head_dim}}, 0), .dst = memory.Output("dst", {{1, 1, head_dim}}),
+    RopeParams p = {.src = memory.InOut("src", {{1, 1, head_dim}}, 0),
+                    .dst = memory.Output("dst", {{1, 1, head_dim}}),
                     .positions = memory.Positions({5'000'000})};
     for (int64_t i = 0; i < half; ++i) SetElement(p.src, 0, 0, i, 1);
     ASSERT_EQ(RunCall(*ops, p, memory), absl::OkStatus());
@@ -67,7 +70,8 @@ TEST(Rope, Position5000000IsExact) {
   }
 }
 
-// fp32 angles at a far position differ from exact ones by far more than rounding: the switch does something.
+// fp32 angles at a far position differ from exact ones by far more than rounding: the switch does
+// something.
 TEST(Rope, HfParityRoundsTheAngle) {
   Memory exact(1), rounded(1);
   const Case far = {"", 4, 1, 64, 5'000'000, 0, false, false, false, false, false};
@@ -83,10 +87,14 @@ TEST(Rope, GradientEqualsFiniteDifferences) {
   Memory memory(2), forward(3);
   const TensorView positions = memory.Positions({3, 1'000'003});
   const TensorView dy = memory.Input({{2, 2, 6}}), dx = memory.Output("dx", {{2, 2, 6}});
-  ASSERT_EQ(RunCall(Reference(), RopeParams{.src = dy, .dst = dx, .positions = positions, .inverse = true}, memory), absl::OkStatus());
+  ASSERT_EQ(
+      RunCall(Reference(),
+              RopeParams{.src = dy, .dst = dx, .positions = positions, .inverse = true}, memory),
+      absl::OkStatus());
   const TensorView x = forward.InOut("x", {{2, 2, 6}}), y = forward.Output("y", {{2, 2, 6}});
   ExpectGradient(x, dx, [&] {
-    EXPECT_EQ(RunCall(Reference(), RopeParams{.src = x, .dst = y, .positions = positions}, forward), absl::OkStatus());
+    EXPECT_EQ(RunCall(Reference(), RopeParams{.src = x, .dst = y, .positions = positions}, forward),
+              absl::OkStatus());
     return WeightedSum(dy, y);
   });
 }

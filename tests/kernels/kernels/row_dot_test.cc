@@ -9,7 +9,8 @@ TEST(RowDot, WithinTheBound) {
     for (const int64_t tokens : {0, 1, 50}) {
       ExpectCpuMatchesReference(
           [&](Memory& memory) {
-            return RowDotParams{memory.Input({{tokens, 3, head_dim}, 2}), memory.Input({{tokens, 3, head_dim}}),
+            return RowDotParams{memory.Input({{tokens, 3, head_dim}, 2}),
+                                memory.Input({{tokens, 3, head_dim}}),
                                 memory.Output("out", {{tokens, 3}, 4})};
           },
           8);

@@ -17,14 +17,16 @@ TEST_P(StridedCopy, EqualsReference) {
       const auto& [dims, src_gap, dst_gap] = GetParam();
       return StridedCopyParams{
           memory.Input({dims, src_gap}),
-          accumulate ? memory.InOut("dst", {dims, dst_gap}) : memory.Output("dst", {dims, dst_gap}), accumulate};
+          accumulate ? memory.InOut("dst", {dims, dst_gap}) : memory.Output("dst", {dims, dst_gap}),
+          accumulate};
     });
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, StridedCopy,
-                         ::testing::Values(Shape{{1}, 0, 0}, Shape{{40000}, 0, 0}, Shape{{7, 5}, 3, 0},
-                                           Shape{{3, 4, 9}, 0, 5}, Shape{{3, 0, 9}, 0, 5}, Shape{{2, 2, 20000}, 1, 2}));
+                         ::testing::Values(Shape{{1, 1, 1}, 0, 0}, Shape{{1, 1, 40000}, 0, 0},
+                                           Shape{{1, 7, 5}, 3, 0}, Shape{{3, 4, 9}, 0, 5},
+                                           Shape{{3, 0, 9}, 0, 5}, Shape{{2, 2, 20000}, 1, 2}));
 
 // Columns into rows: the first two dims may come in any order.
 TEST(StridedCopy, SwapsTheFirstTwoDims) {
@@ -39,10 +41,11 @@ TEST(StridedCopy, SwapsTheFirstTwoDims) {
 TEST(StridedCopy, CopiesAndAdds) {
   for (OpTable* ops : {&Reference(), &Cpu()}) {
     Memory memory(1);
-    const TensorView src = memory.Input({{3, 2}, 1}), dst = memory.Output("dst", {{3, 2}, 4});
+    const TensorView src = memory.Input({{1, 3, 2}, 1}), dst = memory.Output("dst", {{1, 3, 2}, 4});
     ASSERT_EQ(RunCall(*ops, StridedCopyParams{src, dst}, memory), absl::OkStatus());
     ASSERT_EQ(RunCall(*ops, StridedCopyParams{src, dst, true}, memory), absl::OkStatus());
-    for (int64_t i = 0; i < 3; ++i) EXPECT_EQ(GetElement(dst, i, 1), 2 * GetElement(src, i, 1));
+    for (int64_t i = 0; i < 3; ++i)
+      EXPECT_EQ(GetElement(dst, 0, i, 1), 2 * GetElement(src, 0, i, 1));
   }
 }
 

@@ -29,9 +29,11 @@ void OnStream(const std::function<void(const T*, int64_t)>& hook, const T* value
 }  // namespace
 
 std::string ToString(const RecordedCollective& collective) {
-  constexpr const char* kNames[] = {"all-to-all", "all-gather", "reduce-scatter", "all-reduce", "barrier"};
-  return absl::StrCat(kNames[static_cast<int>(collective.kind)], " sent [", absl::StrJoin(collective.sent, " "),
-                      "] received [", absl::StrJoin(collective.received, " "), "]");
+  constexpr const char* kNames[] = {"all-to-all", "all-gather", "reduce-scatter", "all-reduce",
+                                    "barrier"};
+  return absl::StrCat(kNames[static_cast<int>(collective.kind)], " sent [",
+                      absl::StrJoin(collective.sent, " "), "] received [",
+                      absl::StrJoin(collective.received, " "), "]");
 }
 
 std::vector<int64_t> RecordingCommunicator::ToEveryPeer(int64_t bytes) const {
@@ -40,7 +42,8 @@ std::vector<int64_t> RecordingCommunicator::ToEveryPeer(int64_t bytes) const {
   return by_peer;
 }
 
-absl::Status RecordingCommunicator::AllToAllV(const comm::AllToAllVParams& params, kernels::Stream& stream) {
+absl::Status RecordingCommunicator::AllToAllV(const comm::AllToAllVParams& params,
+                                              kernels::Stream& stream) {
   recorded_.push_back({CollectiveKind::kAllToAllV, BytesByPeer(params.sends, size(), rank()),
                        BytesByPeer(params.receives, size(), rank())});
   return wrapped_.AllToAllV(params, stream);
@@ -54,15 +57,17 @@ absl::Status RecordingCommunicator::AllGather(const void* send, void* receive, i
 
 absl::Status RecordingCommunicator::ReduceScatter(const float* send, float* receive, int64_t count,
                                                   void* scratch, kernels::Stream& stream) {
-  recorded_.push_back(
-      {CollectiveKind::kReduceScatter, ToEveryPeer(count * static_cast<int64_t>(sizeof(float))), {}});
+  recorded_.push_back({CollectiveKind::kReduceScatter,
+                       ToEveryPeer(count * static_cast<int64_t>(sizeof(float))),
+                       {}});
   OnStream(before_reduce_scatter, send, count * size(), stream);
   return wrapped_.ReduceScatter(send, receive, count, scratch, stream);
 }
 
-absl::Status RecordingCommunicator::AllReduce(double* values, int64_t count, comm::ReduceOp op, void* scratch,
-                                              kernels::Stream& stream) {
-  recorded_.push_back({CollectiveKind::kAllReduce, ToEveryPeer(count * static_cast<int64_t>(sizeof(double))), {}});
+absl::Status RecordingCommunicator::AllReduce(double* values, int64_t count, comm::ReduceOp op,
+                                              void* scratch, kernels::Stream& stream) {
+  recorded_.push_back(
+      {CollectiveKind::kAllReduce, ToEveryPeer(count * static_cast<int64_t>(sizeof(double))), {}});
   OnStream<double>(before_all_reduce, values, count, stream);
   absl::Status status = wrapped_.AllReduce(values, count, op, scratch, stream);
   OnStream<double>(after_all_reduce, values, count, stream);

@@ -1,5 +1,6 @@
-// A communicator that passes everything on and writes down what each collective sends and receives, so that a test can
-// compare the engine's messages with a schedule worked out by hand. Wraps the dry communicator or a real one.
+// A communicator that passes everything on and writes down what each collective sends and receives,
+// so that a test can compare the engine's messages with a schedule worked out by hand. Wraps the
+// dry communicator or a real one.
 #pragma once
 
 #include <functional>
@@ -29,14 +30,16 @@ class RecordingCommunicator final : public comm::Communicator {
   const std::vector<RecordedCollective>& recorded() const { return recorded_; }
   void Clear() { recorded_.clear(); }
 
-  // Called on the stream just before each reduce-scatter sends, and just after each all-reduce has ended.
+  // Called on the stream just before each reduce-scatter sends, and just after each all-reduce has
+  // ended.
   std::function<void(const float* send, int64_t count)> before_reduce_scatter;
-  std::function<void(const double* values, int64_t count)> before_all_reduce, after_all_reduce;
+  std::function<void(const double*values, int64_t count)> before_all_reduce, after_all_reduce;
 
   int rank() const override { return wrapped_.rank(); }
   int size() const override { return wrapped_.size(); }
   absl::Status AllToAllV(const comm::AllToAllVParams& params, kernels::Stream& stream) override;
-  absl::Status AllGather(const void* send, void* receive, int64_t bytes, kernels::Stream& stream) override;
+  absl::Status AllGather(const void* send, void* receive, int64_t bytes,
+                         kernels::Stream& stream) override;
   absl::Status ReduceScatter(const float* send, float* receive, int64_t count, void* scratch,
                              kernels::Stream& stream) override;
   int64_t ReduceScatterScratchBytes(int64_t count) const override {
@@ -44,7 +47,9 @@ class RecordingCommunicator final : public comm::Communicator {
   }
   absl::Status AllReduce(double* values, int64_t count, comm::ReduceOp op, void* scratch,
                          kernels::Stream& stream) override;
-  int64_t AllReduceScratchBytes(int64_t count) const override { return wrapped_.AllReduceScratchBytes(count); }
+  int64_t AllReduceScratchBytes(int64_t count) const override {
+    return wrapped_.AllReduceScratchBytes(count);
+  }
   absl::Status Barrier(kernels::Stream& stream) override;
   void Abort(absl::Status cause) override { wrapped_.Abort(std::move(cause)); }
   absl::Status status() const override { return wrapped_.status(); }

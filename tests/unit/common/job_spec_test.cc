@@ -81,7 +81,8 @@ TEST(JobSpec, DefaultsKeepWhatIsGiven) {
 
 TEST(JobSpec, AnEmptySpecNamesItsMissingSections) {
   std::vector<std::string> fields;
-  for (const Violation& violation : ValidateJobSpec(v1::JobSpec())) fields.push_back(violation.field);
+  for (const Violation& violation : ValidateJobSpec(v1::JobSpec()))
+    fields.push_back(violation.field);
   EXPECT_THAT(fields, ElementsAre("name", "model", "data", "parallel", "train"));
 }
 
@@ -97,18 +98,30 @@ const Case kCases[] = {
     {"name", [](v1::JobSpec& s) { s.set_name(std::string(64, 'a')); }, "64 characters"},
     {"name", [](v1::JobSpec& s) { s.set_name("-a"); }, "beginning with"},
     {"name", [](v1::JobSpec& s) { s.set_name("a/b"); }, "'a/b'"},
-    {"model.vocab_size", [](v1::JobSpec& s) { s.mutable_model()->set_vocab_size(1); }, "1 is outside 2 to 1,048,576"},
-    {"model.hidden_size", [](v1::JobSpec& s) { s.mutable_model()->set_hidden_size(-1); }, "-1 is outside"},
-    {"model.hidden_size", [](v1::JobSpec& s) { s.mutable_model()->set_hidden_size(0); }, "is required"},
-    {"model.num_layers", [](v1::JobSpec& s) { s.mutable_model()->set_num_layers(1025); }, "1,025 is outside 1 to 1,024"},
+    {"model.vocab_size", [](v1::JobSpec& s) { s.mutable_model()->set_vocab_size(1); },
+     "1 is outside 2 to 1,048,576"},
+    {"model.hidden_size", [](v1::JobSpec& s) { s.mutable_model()->set_hidden_size(-1); },
+     "-1 is outside"},
+    {"model.hidden_size", [](v1::JobSpec& s) { s.mutable_model()->set_hidden_size(0); },
+     "is required"},
+    {"model.num_layers", [](v1::JobSpec& s) { s.mutable_model()->set_num_layers(1025); },
+     "1,025 is outside 1 to 1,024"},
     {"model.num_kv_heads", [](v1::JobSpec& s) { s.mutable_model()->set_num_kv_heads(3); },
      "3 does not divide num_heads 8; legal values: 1, 2, 4, 8"},
-    {"model.num_kv_heads", [](v1::JobSpec& s) { s.mutable_model()->set_num_kv_heads(16); }, "does not divide"},
+    {"model.num_kv_heads", [](v1::JobSpec& s) { s.mutable_model()->set_num_kv_heads(16); },
+     "does not divide"},
     {"model.head_dim", [](v1::JobSpec& s) { s.mutable_model()->set_head_dim(15); }, "15 is odd"},
-    {"model.head_dim", [](v1::JobSpec& s) { s.mutable_model()->set_head_dim(514); }, "514 is outside 2 to 512"},
-    {"model.rms_norm_eps", [](v1::JobSpec& s) { s.mutable_model()->set_rms_norm_eps(0); }, "above 0"},
-    {"model.init_stddev", [](v1::JobSpec& s) { s.mutable_model()->set_init_stddev(std::numeric_limits<double>::quiet_NaN()); }, "nan"},
-    {"model.rope.theta", [](v1::JobSpec& s) { s.mutable_model()->mutable_rope()->set_theta(1); }, "above 1"},
+    {"model.head_dim", [](v1::JobSpec& s) { s.mutable_model()->set_head_dim(514); },
+     "514 is outside 2 to 256"},
+    {"model.rms_norm_eps", [](v1::JobSpec& s) { s.mutable_model()->set_rms_norm_eps(0); },
+     "above 0"},
+    {"model.init_stddev",
+     [](v1::JobSpec& s) {
+       s.mutable_model()->set_init_stddev(std::numeric_limits<double>::quiet_NaN());
+     },
+     "nan"},
+    {"model.rope.theta", [](v1::JobSpec& s) { s.mutable_model()->mutable_rope()->set_theta(1); },
+     "above 1"},
     {"model.rope.llama3.high_freq_factor",
      [](v1::JobSpec& s) {
        auto& llama3 = *s.mutable_model()->mutable_rope()->mutable_llama3();
@@ -119,36 +132,67 @@ const Case kCases[] = {
      },
      "4 is not above low_freq_factor 4"},
     {"data.path", [](v1::JobSpec& s) { s.mutable_data()->set_path(""); }, "upipe data pack"},
-    {"parallel.ranks", [](v1::JobSpec& s) { s.mutable_parallel()->set_ranks(1025); }, "1,025 is outside"},
-    {"parallel.method", [](v1::JobSpec& s) { s.mutable_parallel()->clear_method(); }, "upipe or ulysses"},
-    {"parallel.method", [](v1::JobSpec& s) { s.mutable_parallel()->set_method(static_cast<v1::Method>(99)); }, "upipe or ulysses"},
-    {"parallel.heads_per_stage", [](v1::JobSpec& s) { s.mutable_parallel()->clear_heads_per_stage(); },
+    {"parallel.ranks", [](v1::JobSpec& s) { s.mutable_parallel()->set_ranks(1025); },
+     "1,025 is outside"},
+    {"parallel.method", [](v1::JobSpec& s) { s.mutable_parallel()->clear_method(); },
+     "upipe or ulysses"},
+    {"parallel.method",
+     [](v1::JobSpec& s) { s.mutable_parallel()->set_method(static_cast<v1::Method>(99)); },
+     "upipe or ulysses"},
+    {"parallel.heads_per_stage",
+     [](v1::JobSpec& s) { s.mutable_parallel()->clear_heads_per_stage(); },
      "is required for method upipe; legal values for 8 heads on 4 ranks: 4, 8"},
-    {"parallel.heads_per_stage", [](v1::JobSpec& s) { s.mutable_parallel()->set_heads_per_stage(6); },
+    {"parallel.heads_per_stage",
+     [](v1::JobSpec& s) { s.mutable_parallel()->set_heads_per_stage(6); },
      "6 is not a multiple of the 4 ranks; legal values for 8 heads on 4 ranks: 4, 8"},
-    {"parallel.heads_per_stage", [](v1::JobSpec& s) { s.mutable_parallel()->set_heads_per_stage(2); }, "2 is below the 4 ranks"},
-    {"parallel.heads_per_stage", [](v1::JobSpec& s) { s.mutable_parallel()->set_heads_per_stage(0); }, "0 is below"},
-    {"parallel.heads_per_stage", [](v1::JobSpec& s) { s.mutable_parallel()->set_heads_per_stage(-4); }, "-4 is below"},
-    {"parallel.heads_per_stage", [](v1::JobSpec& s) { s.mutable_parallel()->set_heads_per_stage(12); },
+    {"parallel.heads_per_stage",
+     [](v1::JobSpec& s) { s.mutable_parallel()->set_heads_per_stage(2); },
+     "2 is below the 4 ranks"},
+    {"parallel.heads_per_stage",
+     [](v1::JobSpec& s) { s.mutable_parallel()->set_heads_per_stage(0); }, "0 is below"},
+    {"parallel.heads_per_stage",
+     [](v1::JobSpec& s) { s.mutable_parallel()->set_heads_per_stage(-4); }, "-4 is below"},
+    {"parallel.heads_per_stage",
+     [](v1::JobSpec& s) { s.mutable_parallel()->set_heads_per_stage(12); },
      "12 is above what 8 heads can fill"},
-    {"parallel.heads_per_stage", [](v1::JobSpec& s) { s.mutable_parallel()->set_method(v1::METHOD_ULYSSES); }, "remove it"},
-    {"parallel.threads_per_rank", [](v1::JobSpec& s) { s.mutable_parallel()->set_threads_per_rank(65); }, "65 is outside"},
-    {"parallel.isa_cap", [](v1::JobSpec& s) { s.mutable_parallel()->set_isa_cap("AVX 2"); }, "'AVX 2'"},
-    {"parallel.backend", [](v1::JobSpec& s) { s.mutable_parallel()->set_backend("cuda"); }, "'cuda' is unknown"},
-    {"optimizer.learning_rate", [](v1::JobSpec& s) { s.mutable_optimizer()->set_learning_rate(-1); s.mutable_optimizer()->set_min_learning_rate(0); }, "-1 is not"},
-    {"optimizer.min_learning_rate", [](v1::JobSpec& s) { s.mutable_optimizer()->set_min_learning_rate(1); }, "above the peak"},
-    {"optimizer.warmup_steps", [](v1::JobSpec& s) { s.mutable_optimizer()->set_warmup_steps(-1); }, "-1 is outside"},
-    {"optimizer.beta1", [](v1::JobSpec& s) { s.mutable_optimizer()->set_beta1(1); }, "1 (excluded)"},
-    {"optimizer.beta2", [](v1::JobSpec& s) { s.mutable_optimizer()->set_beta2(-0.1); }, "-0.1 is outside"},
+    {"parallel.heads_per_stage",
+     [](v1::JobSpec& s) { s.mutable_parallel()->set_method(v1::METHOD_ULYSSES); }, "remove it"},
+    {"parallel.threads_per_rank",
+     [](v1::JobSpec& s) { s.mutable_parallel()->set_threads_per_rank(65); }, "65 is outside"},
+    {"parallel.isa_cap", [](v1::JobSpec& s) { s.mutable_parallel()->set_isa_cap("AVX 2"); },
+     "'AVX 2'"},
+    {"parallel.backend", [](v1::JobSpec& s) { s.mutable_parallel()->set_backend("cuda"); },
+     "'cuda' is unknown"},
+    {"optimizer.learning_rate",
+     [](v1::JobSpec& s) {
+       s.mutable_optimizer()->set_learning_rate(-1);
+       s.mutable_optimizer()->set_min_learning_rate(0);
+     },
+     "-1 is not"},
+    {"optimizer.min_learning_rate",
+     [](v1::JobSpec& s) { s.mutable_optimizer()->set_min_learning_rate(1); }, "above the peak"},
+    {"optimizer.warmup_steps", [](v1::JobSpec& s) { s.mutable_optimizer()->set_warmup_steps(-1); },
+     "-1 is outside"},
+    {"optimizer.beta1", [](v1::JobSpec& s) { s.mutable_optimizer()->set_beta1(1); },
+     "1 (excluded)"},
+    {"optimizer.beta2", [](v1::JobSpec& s) { s.mutable_optimizer()->set_beta2(-0.1); },
+     "-0.1 is outside"},
     {"optimizer.eps", [](v1::JobSpec& s) { s.mutable_optimizer()->set_eps(0); }, "above 0"},
-    {"optimizer.weight_decay", [](v1::JobSpec& s) { s.mutable_optimizer()->set_weight_decay(-1); }, "from 0"},
-    {"optimizer.clip_norm", [](v1::JobSpec& s) { s.mutable_optimizer()->set_clip_norm(0); }, ".inf"},
-    {"optimizer.max_skipped_steps", [](v1::JobSpec& s) { s.mutable_optimizer()->set_max_skipped_steps(0); }, "0 is outside"},
+    {"optimizer.weight_decay", [](v1::JobSpec& s) { s.mutable_optimizer()->set_weight_decay(-1); },
+     "from 0"},
+    {"optimizer.clip_norm", [](v1::JobSpec& s) { s.mutable_optimizer()->set_clip_norm(0); },
+     ".inf"},
+    {"optimizer.max_skipped_steps",
+     [](v1::JobSpec& s) { s.mutable_optimizer()->set_max_skipped_steps(0); }, "0 is outside"},
     {"train.context", [](v1::JobSpec& s) { s.mutable_train()->set_context(0); }, "is required"},
-    {"train.context", [](v1::JobSpec& s) { s.mutable_train()->set_context((int64_t{1} << 40) + 1); }, "is outside"},
-    {"train.steps", [](v1::JobSpec& s) { s.mutable_train()->set_steps((int64_t{1} << 31) + 1); }, "is outside"},
-    {"train.eval_every", [](v1::JobSpec& s) { s.mutable_train()->set_eval_every(-1); }, "-1 is outside"},
-    {"train.memory_per_rank", [](v1::JobSpec& s) { s.mutable_train()->set_memory_per_rank(0); }, "0 is outside"},
+    {"train.context",
+     [](v1::JobSpec& s) { s.mutable_train()->set_context((int64_t{1} << 40) + 1); }, "is outside"},
+    {"train.steps", [](v1::JobSpec& s) { s.mutable_train()->set_steps((int64_t{1} << 31) + 1); },
+     "is outside"},
+    {"train.eval_every", [](v1::JobSpec& s) { s.mutable_train()->set_eval_every(-1); },
+     "-1 is outside"},
+    {"train.memory_per_rank", [](v1::JobSpec& s) { s.mutable_train()->set_memory_per_rank(0); },
+     "0 is outside"},
 };
 
 TEST(JobSpec, EachViolationIsNamedOnceWithItsNumbers) {
@@ -189,7 +233,8 @@ TEST(JobSpec, LegalHeadsPerStageIsExactlyTheSchedules) {
         spec.mutable_parallel()->set_heads_per_stage(value);
         const int64_t u = value / ranks;
         const bool legal = value % ranks == 0 && u >= 1 && u <= (heads + ranks - 1) / ranks;
-        EXPECT_EQ(ValidateJobSpec(spec).empty(), legal) << heads << " heads, " << ranks << " ranks, U " << value;
+        EXPECT_EQ(ValidateJobSpec(spec).empty(), legal)
+            << heads << " heads, " << ranks << " ranks, U " << value;
       }
     }
   }
@@ -212,7 +257,8 @@ TEST(JobSpec, SizesThatOverflowAreRefused) {
   EXPECT_EQ(violations[0].field, "train.context");
   EXPECT_THAT(violations[0].message, HasSubstr("query/key pairs of causal attention exceed 2^62"));
 
-  spec.mutable_train()->set_context(int64_t{1} << 31);  // 2^61 pairs, 2^31 * 2^16 * 2^10 * 8 = 2^60 bytes
+  spec.mutable_train()->set_context(int64_t{1}
+                                    << 31);  // 2^61 pairs, 2^31 * 2^16 * 2^10 * 8 = 2^60 bytes
   spec.mutable_model()->set_hidden_size(1 << 16);
   spec.mutable_model()->set_num_layers(1024);
   EXPECT_THAT(ValidateJobSpec(spec), IsEmpty());
@@ -224,7 +270,8 @@ TEST(JobSpec, WarnsOfIdleAndUnevenRanksAndPadding) {
   spec.mutable_model()->set_num_kv_heads(4);
   spec.mutable_parallel()->set_ranks(8);
   spec.mutable_parallel()->set_heads_per_stage(8);
-  EXPECT_THAT(JobSpecWarnings(spec), ElementsAre(HasSubstr("busiest rank does 4 heads against 3.5")));
+  EXPECT_THAT(JobSpecWarnings(spec),
+              ElementsAre(HasSubstr("busiest rank does 4 heads against 3.5")));
   spec.mutable_model()->set_num_heads(4);
   EXPECT_THAT(JobSpecWarnings(spec), ElementsAre(HasSubstr("4 ranks idle")));
   spec.mutable_model()->set_num_heads(8);

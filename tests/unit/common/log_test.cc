@@ -13,8 +13,9 @@ namespace upipe {
 namespace {
 
 TEST(Log, LineCarriesTimeLevelComponentMessage) {
-  EXPECT_EQ(FormatLogLine(absl::FromUnixMillis(1769847330125), LogLevel::kWarning, "worker", "slot 3"),
-            "2026-01-31T08:15:30.125Z WARNING worker: slot 3\n");
+  EXPECT_EQ(
+      FormatLogLine(absl::FromUnixMillis(1769847330125), LogLevel::kWarning, "worker", "slot 3"),
+      "2026-01-31T08:15:30.125Z WARNING worker: slot 3\n");
 }
 
 TEST(Log, AMessageIsAlwaysOneLine) {
@@ -35,7 +36,8 @@ TEST(Log, ThreadsDoNotMixTheirLines) {
     std::vector<std::thread> threads;
     for (int t = 0; t < kThreads; ++t) {
       threads.emplace_back([t] {
-        for (int i = 0; i < kLines; ++i) UPIPE_LOG(INFO) << std::string(50, static_cast<char>('a' + t)) << ".";
+        for (int i = 0; i < kLines; ++i)
+          UPIPE_LOG(INFO) << std::string(50, static_cast<char>('a' + t)) << ".";
       });
     }
     for (std::thread& thread : threads) thread.join();

@@ -24,7 +24,8 @@ TEST(Units, ParsesBytes) {
   EXPECT_EQ(*ParseBytes(" 1.5 MiB "), 3 << 19);
   EXPECT_EQ(*ParseBytes("4096"), 4096);
   EXPECT_EQ(*ParseBytes("4096 B"), 4096);
-  for (const char* bad : {"", "GiB", "80GB", "80G", "-1", "1.5", "1e9", "0x10", "9999999999TiB", "1..5MiB", "5 Ki B"}) {
+  for (const char* bad : {"", "GiB", "80GB", "80G", "-1", "1.5", "1e9", "0x10", "9999999999TiB",
+                          "1..5MiB", "5 Ki B"}) {
     const auto result = ParseBytes(bad);
     EXPECT_FALSE(result.ok()) << bad << " -> " << result.value_or(-1);
   }
@@ -38,7 +39,8 @@ TEST(Units, TokenCountsAreBinaryAndRoundTrip) {
   for (const char* bad : {"", "K", "8k", "8 KiB", "0.3K", "1.5", "-8K", "99999999999999M"}) {
     EXPECT_FALSE(ParseTokenCount(bad).ok()) << bad;
   }
-  for (const int64_t tokens : {int64_t{0}, int64_t{1}, int64_t{8191}, int64_t{8192}, int64_t{1} << 20, int64_t{1} << 40}) {
+  for (const int64_t tokens :
+       {int64_t{0}, int64_t{1}, int64_t{8191}, int64_t{8192}, int64_t{1} << 20, int64_t{1} << 40}) {
     EXPECT_EQ(*ParseTokenCount(FormatTokenCount(tokens)), tokens);
   }
   EXPECT_EQ(FormatTokenCount(8192), "8K");

@@ -49,7 +49,8 @@ std::string Replaced(absl::string_view from, absl::string_view to) {
   return text;
 }
 
-std::vector<std::string> ErrorsOf(absl::string_view text, const std::vector<std::string>& overrides = {}) {
+std::vector<std::string> ErrorsOf(absl::string_view text,
+                                  const std::vector<std::string>& overrides = {}) {
   const auto spec = ParseJobSpecYaml(text, "job.yaml", overrides);
   if (spec.ok()) return {};
   EXPECT_EQ(spec.status().code(), absl::StatusCode::kInvalidArgument);
@@ -88,48 +89,94 @@ struct Case {
   std::vector<const char*> errors;  // exactly these lines, as prefixes or parts
 };
 
+const Case kCases[] = {
+    {"  num_heads: 8",
+     "  num_head: 8",
+     {"job.yaml:6: model.num_head: unknown field; did you mean 'num_heads'?",
+      "job.yaml:2: model.num_heads: is required"}},
+    {"  steps: 60",
+     "  steps: 60\n  colour: red",
+     {"job.yaml:19: train.colour: unknown field; known: context, steps, seed"}},
+    {"  steps: 60",
+     "  steps: 60\n  steps: 61",
+     {"job.yaml:19: train.steps: given twice; first on line 18"}},
+    {"data:\n", "data:\n  path: a\ndata:\n", {"job.yaml:12: data: given twice; first on line 10"}},
+    {"method: upipe",
+     "method: upype",
+     {"job.yaml:14: parallel.method: 'upype' is unknown; did you mean 'upipe'?"}},
+    {"method: upipe",
+     "method: METHOD_UPIPE",
+     {"job.yaml:14: parallel.method: 'METHOD_UPIPE' is unknown"}},
+    {"method: upipe",
+     "method: unspecified",
+     {"job.yaml:14: parallel.method: 'unspecified' is unknown; known: upipe, ulysses"}},
+    {"heads_per_stage: 4",
+     "heads_per_stage: auto",
+     {"job.yaml:15: parallel.heads_per_stage: auto is not available; name a value"}},
+    {"path: out/demo/data", "path: auto", {"job.yaml:11: data.path: auto is not available"}},
+    {"steps: 60", "steps: 60.0", {"job.yaml:18: train.steps: '60.0' is not a whole number"}},
+    {"steps: 60", "steps: \"60\"", {"job.yaml:18: train.steps: '60' is text in quotes"}},
+    {"steps: 60", "steps: 060", {"job.yaml:18: train.steps: '060' is not a whole number"}},
+    {"steps: 60", "steps: 0x3c", {"job.yaml:18: train.steps: '0x3c' is not a whole number"}},
+    {"steps: 60", "steps: 6K", {"job.yaml:18: train.steps: '6K' is not a whole number"}},
+    {"steps: 60",
+     "steps: 99999999999999999999",
+     {"job.yaml:18: train.steps: '99999999999999999999' is not between"}},
+    {"ranks: 4",
+     "ranks: 4294967300",
+     {"job.yaml:13: parallel.ranks: '4294967300' is not between -2147483648 and"}},
+    {"steps: 60", "steps: -1", {"job.yaml:18: train.steps: -1 is outside 1 to"}},
+    {"steps: 60", "steps: 60\n  seed: -1", {"job.yaml:19: train.seed: '-1' is not between 0 and"}},
+    {"steps: 60", "steps:", {"job.yaml:18: train.steps: has no value"}},
+    {"steps: 60", "steps: ~", {"job.yaml:18: train.steps: has no value"}},
+    {"steps: 60",
+     "steps: [60]",
+     {"job.yaml:18: train.steps: a single value is expected, but a list is given"}},
+    {"steps: 60",
+     "steps: {a: 1}",
+     {"job.yaml:18: train.steps: a single value is expected, but fields of its own"}},
+    {"context: 8K",
+     "context: 8k",
+     {"job.yaml:17: train.context: '8k' is not a whole number of tokens"}},
+    {"steps: 60",
+     "steps: 60\n  memory_per_rank: 80GB",
+     {"job.yaml:19: train.memory_per_rank: '80GB' is not a number of bytes"}},
+    {"head_dim: 16",
+     "head_dim: 16\n  tie_embeddings: yes",
+     {"job.yaml:9: model.tie_embeddings: 'yes' is not true or false"}},
+    {"head_dim: 16",
+     "head_dim: 16\n  init_stddev: 0.02f",
+     {"job.yaml:9: model.init_stddev: '0.02f' is not a number"}},
+    {"head_dim: 16",
+     "head_dim: 16\n  init_stddev: 1e999",
+     {"job.yaml:9: model.init_stddev: '1e999' is not a number a double"}},
+    {"head_dim: 16",
+     "head_dim: 16\n  init_stddev: .inf",
+     {"job.yaml:9: model.init_stddev: inf is not a finite"}},
+    {"head_dim: 16",
+     "head_dim: 16\n  init_stddev: .nan",
+     {"job.yaml:9: model.init_stddev: '.nan' is not a number"}},
+    {"num_kv_heads: 2",
+     "num_kv_heads: 3",
+     {"job.yaml:7: model.num_kv_heads: 3 does not divide num_heads 8"}},
+    {"heads_per_stage: 4",
+     "heads_per_stage: 6",
+     {"job.yaml:15: parallel.heads_per_stage: 6 is not a multiple of the 4 ranks"}},
+    {"data:\n  path: out/demo/data\n",
+     "data: out/demo/data\n",
+     {"job.yaml:10: data: fields are expected, such as path"}},
+    {"data:\n  path: out/demo/data\n", "", {"job.yaml:1: data: this section is required"}},
+    {"data:\n  path: out/demo/data\n",
+     "data:\n  - path\n",
+     {"job.yaml:11: data: fields are expected, such as path, but a list"}},
+    {"steps: 60",
+     "[a, b]: 60",
+     {"job.yaml:18: train: a field name is expected, but a list is given"}},
+    {"name: demo", "name: Demo", {"job.yaml:1: name: must be 1 to 63 lower-case"}},
+};
+
 TEST(YamlSpec, EachViolationNamesLinePathAndReason) {
-  const Case cases[] = {
-      {"  num_heads: 8", "  num_head: 8",
-       {"job.yaml:6: model.num_head: unknown field; did you mean 'num_heads'?", "job.yaml:2: model.num_heads: is required"}},
-      {"  steps: 60", "  steps: 60\n  colour: red", {"job.yaml:19: train.colour: unknown field; known: context, steps, seed"}},
-      {"  steps: 60", "  steps: 60\n  steps: 61", {"job.yaml:19: train.steps: given twice; first on line 18"}},
-      {"data:\n", "data:\n  path: a\ndata:\n", {"job.yaml:12: data: given twice; first on line 10"}},
-      {"method: upipe", "method: upype", {"job.yaml:14: parallel.method: 'upype' is unknown; did you mean 'upipe'?"}},
-      {"method: upipe", "method: METHOD_UPIPE", {"job.yaml:14: parallel.method: 'METHOD_UPIPE' is unknown"}},
-      {"method: upipe", "method: unspecified", {"job.yaml:14: parallel.method: 'unspecified' is unknown; known: upipe, ulysses"}},
-      {"heads_per_stage: 4", "heads_per_stage: auto",
-       {"job.yaml:15: parallel.heads_per_stage: auto is not available; name a value"}},
-      {"path: out/demo/data", "path: auto", {"job.yaml:11: data.path: auto is not available"}},
-      {"steps: 60", "steps: 60.0", {"job.yaml:18: train.steps: '60.0' is not a whole number"}},
-      {"steps: 60", "steps: \"60\"", {"job.yaml:18: train.steps: '60' is text in quotes"}},
-      {"steps: 60", "steps: 060", {"job.yaml:18: train.steps: '060' is not a whole number"}},
-      {"steps: 60", "steps: 0x3c", {"job.yaml:18: train.steps: '0x3c' is not a whole number"}},
-      {"steps: 60", "steps: 6K", {"job.yaml:18: train.steps: '6K' is not a whole number"}},
-      {"steps: 60", "steps: 99999999999999999999", {"job.yaml:18: train.steps: '99999999999999999999' is not between"}},
-      {"ranks: 4", "ranks: 4294967300", {"job.yaml:13: parallel.ranks: '4294967300' is not between -2147483648 and"}},
-      {"steps: 60", "steps: -1", {"job.yaml:18: train.steps: -1 is outside 1 to"}},
-      {"steps: 60", "steps: 60\n  seed: -1", {"job.yaml:19: train.seed: '-1' is not between 0 and"}},
-      {"steps: 60", "steps:", {"job.yaml:18: train.steps: has no value"}},
-      {"steps: 60", "steps: ~", {"job.yaml:18: train.steps: has no value"}},
-      {"steps: 60", "steps: [60]", {"job.yaml:18: train.steps: a single value is expected, but a list is given"}},
-      {"steps: 60", "steps: {a: 1}", {"job.yaml:18: train.steps: a single value is expected, but fields of its own"}},
-      {"context: 8K", "context: 8k", {"job.yaml:17: train.context: '8k' is not a whole number of tokens"}},
-      {"steps: 60", "steps: 60\n  memory_per_rank: 80GB", {"job.yaml:19: train.memory_per_rank: '80GB' is not a number of bytes"}},
-      {"head_dim: 16", "head_dim: 16\n  tie_embeddings: yes", {"job.yaml:9: model.tie_embeddings: 'yes' is not true or false"}},
-      {"head_dim: 16", "head_dim: 16\n  init_stddev: 0.02f", {"job.yaml:9: model.init_stddev: '0.02f' is not a number"}},
-      {"head_dim: 16", "head_dim: 16\n  init_stddev: 1e999", {"job.yaml:9: model.init_stddev: '1e999' is not a number a double"}},
-      {"head_dim: 16", "head_dim: 16\n  init_stddev: .inf", {"job.yaml:9: model.init_stddev: inf is not a finite"}},
-      {"head_dim: 16", "head_dim: 16\n  init_stddev: .nan", {"job.yaml:9: model.init_stddev: '.nan' is not a number"}},
-      {"num_kv_heads: 2", "num_kv_heads: 3", {"job.yaml:7: model.num_kv_heads: 3 does not divide num_heads 8"}},
-      {"heads_per_stage: 4", "heads_per_stage: 6", {"job.yaml:15: parallel.heads_per_stage: 6 is not a multiple of the 4 ranks"}},
-      {"data:\n  path: out/demo/data\n", "data: out/demo/data\n", {"job.yaml:10: data: fields are expected, such as path"}},
-      {"data:\n  path: out/demo/data\n", "", {"job.yaml:1: data: this section is required"}},
-      {"data:\n  path: out/demo/data\n", "data:\n  - path\n", {"job.yaml:11: data: fields are expected, such as path, but a list"}},
-      {"steps: 60", "[a, b]: 60", {"job.yaml:18: train: a field name is expected, but a list is given"}},
-      {"name: demo", "name: Demo", {"job.yaml:1: name: must be 1 to 63 lower-case"}},
-  };
-  for (const Case& c : cases) {
+  for (const Case& c : kCases) {
     const std::vector<std::string> errors = ErrorsOf(Replaced(c.from, c.to));
     ASSERT_EQ(errors.size(), c.errors.size()) << c.to << "\n" << testing::PrintToString(errors);
     for (size_t i = 0; i < errors.size(); ++i) EXPECT_THAT(errors[i], StartsWith(c.errors[i]));
@@ -137,51 +184,66 @@ TEST(YamlSpec, EachViolationNamesLinePathAndReason) {
 }
 
 TEST(YamlSpec, RefusesTextThatIsNoSingleDocument) {
-  EXPECT_THAT(ErrorsOf(""), ElementsAre(StartsWith("job.yaml:1: fields are expected, such as name, but nothing")));
+  EXPECT_THAT(
+      ErrorsOf(""),
+      ElementsAre(StartsWith("job.yaml:1: fields are expected, such as name, but nothing")));
   EXPECT_THAT(ErrorsOf("- a\n"), ElementsAre(HasSubstr("but a list is given")));
   EXPECT_THAT(ErrorsOf("just text\n"), ElementsAre(HasSubstr("but a single value is given")));
-  EXPECT_THAT(ErrorsOf(absl::StrCat(kLegal, "---\nname: b\n")), ElementsAre(StartsWith("job.yaml:19: a second document")));
+  EXPECT_THAT(ErrorsOf(absl::StrCat(kLegal, "---\nname: b\n")),
+              ElementsAre(StartsWith("job.yaml:19: a second document")));
   EXPECT_THAT(ErrorsOf("a: [1, 2\n"), ElementsAre(HasSubstr("is no YAML")));
   EXPECT_THAT(ErrorsOf("a: b: c\n"), ElementsAre(StartsWith("job.yaml:1: is no YAML")));
-  EXPECT_THAT(ErrorsOf(Replaced("  steps", "\tsteps")), ElementsAre(StartsWith("job.yaml:18: contains a tab")));
+  EXPECT_THAT(ErrorsOf(Replaced("  steps", "\tsteps")),
+              ElementsAre(StartsWith("job.yaml:18: contains a tab")));
   EXPECT_THAT(ErrorsOf(absl::StrCat("name: a\n", absl::string_view("\0", 1))),
               ElementsAre(StartsWith("job.yaml:2: contains the control character 0x00")));
   for (const char* bad : {"\xff", "\xc0\x80", "\xed\xa0\x80", "\xf4\x90\x80\x80", "\xe2\x82"}) {
-    EXPECT_THAT(ErrorsOf(absl::StrCat("# \xe2\x82\xac\nname: ", bad)),
-                ElementsAre(AllOf(StartsWith("job.yaml:2: byte 0x"), HasSubstr("not part of UTF-8"))));
+    EXPECT_THAT(
+        ErrorsOf(absl::StrCat("# \xe2\x82\xac\nname: ", bad)),
+        ElementsAre(AllOf(StartsWith("job.yaml:2: byte 0x"), HasSubstr("not part of UTF-8"))));
   }
-  EXPECT_THAT(ErrorsOf(std::string(kMaxJobSpecBytes + 1, '#')), ElementsAre(HasSubstr("has at most 65536")));
+  EXPECT_THAT(ErrorsOf(std::string(kMaxJobSpecBytes + 1, '#')),
+              ElementsAre(HasSubstr("has at most 65536")));
 }
 
 TEST(YamlSpec, RefusesAliasesTagsAndDeepNesting) {
-  EXPECT_THAT(ErrorsOf("&a [*a]\n"), ElementsAre(StartsWith("job.yaml:1: aliases (*name) are not accepted")));
+  EXPECT_THAT(ErrorsOf("&a [*a]\n"),
+              ElementsAre(StartsWith("job.yaml:1: aliases (*name) are not accepted")));
   std::string bomb = "a: &a [x,x,x,x,x,x,x,x,x]\n";
   for (char c = 'b'; c <= 'z'; ++c) {
     const char before = static_cast<char>(c - 1);
     const std::string alias = absl::StrCat("*", absl::string_view(&before, 1));
     const absl::string_view name(&c, 1);
-    absl::StrAppend(&bomb, name, ": &", name, " [", alias, ",", alias, ",", alias, ",", alias, "]\n");
+    absl::StrAppend(&bomb, name, ": &", name, " [", alias, ",", alias, ",", alias, ",", alias,
+                    "]\n");
   }
   EXPECT_THAT(ErrorsOf(bomb), testing::Each(HasSubstr("aliases (*name) are not accepted")));
-  EXPECT_THAT(ErrorsOf(Replaced("steps: 60", "steps: !!int 60")), ElementsAre(StartsWith("job.yaml:18: tags are not accepted")));
+  EXPECT_THAT(ErrorsOf(Replaced("steps: 60", "steps: !!int 60")),
+              ElementsAre(StartsWith("job.yaml:18: tags are not accepted")));
   EXPECT_THAT(ErrorsOf(std::string(30000, '[')), ElementsAre(HasSubstr("is no YAML")));
-  EXPECT_THAT(ErrorsOf(absl::StrReplaceAll(std::string(30000, 'x'), {{"x", "- "}})), ElementsAre(HasSubstr("is no YAML")));
+  EXPECT_THAT(ErrorsOf(absl::StrReplaceAll(std::string(30000, 'x'), {{"x", "- "}})),
+              ElementsAre(HasSubstr("is no YAML")));
 }
 
 TEST(YamlSpec, AllViolationsComeAtOnceInOrder) {
   std::string text = Replaced("  num_heads: 8", "  num_heads: eight");
-  text = absl::StrReplaceAll(text, {{"head_dim: 16", "head_dim: 15"}, {"steps: 60", "stepz: 60"}, {"ranks: 4", "ranks: auto"}});
-  EXPECT_THAT(ErrorsOf(text), ElementsAre(StartsWith("job.yaml:6: model.num_heads: 'eight'"),
-                                          StartsWith("job.yaml:13: parallel.ranks: auto"),
-                                          StartsWith("job.yaml:18: train.stepz: unknown field; did you mean 'steps'?"),
-                                          StartsWith("job.yaml:8: model.head_dim: 15 is odd"),
-                                          StartsWith("job.yaml:16: train.steps: is required")));
+  text = absl::StrReplaceAll(
+      text,
+      {{"head_dim: 16", "head_dim: 15"}, {"steps: 60", "stepz: 60"}, {"ranks: 4", "ranks: auto"}});
+  EXPECT_THAT(
+      ErrorsOf(text),
+      ElementsAre(StartsWith("job.yaml:6: model.num_heads: 'eight'"),
+                  StartsWith("job.yaml:13: parallel.ranks: auto"),
+                  StartsWith("job.yaml:18: train.stepz: unknown field; did you mean 'steps'?"),
+                  StartsWith("job.yaml:8: model.head_dim: 15 is odd"),
+                  StartsWith("job.yaml:16: train.steps: is required")));
 }
 
 TEST(YamlSpec, OverridesComeAfterTheFile) {
-  const auto spec = ParseJobSpecYaml(kLegal, "job.yaml",
-                                     {"train.steps=7", "data.path=/a=b", "parallel.heads_per_stage=8", "train.context=1K",
-                                      "train.steps=9"});
+  const auto spec =
+      ParseJobSpecYaml(kLegal, "job.yaml",
+                       {"train.steps=7", "data.path=/a=b", "parallel.heads_per_stage=8",
+                        "train.context=1K", "train.steps=9"});
   ASSERT_TRUE(spec.ok()) << spec.status();
   EXPECT_EQ(spec->train().steps(), 9);
   EXPECT_EQ(spec->data().path(), "/a=b");
@@ -194,23 +256,29 @@ TEST(YamlSpec, AnOverrideSuppliesWhatTheFileLacks) {
 }
 
 TEST(YamlSpec, WrongOverridesAreNamed) {
-  EXPECT_THAT(ErrorsOf(kLegal, {"train.step=7", "train", "train=5", "train.steps.x=1", "train.steps=x", "nope.a=1",
-                                "parallel.heads_per_stage=5", "train.seed=auto"}),
-              ElementsAre("--set: train.step: unknown field; did you mean 'steps'?", StartsWith("--set: 'train' has no '='"),
-                          StartsWith("--set: train: has fields of its own"), StartsWith("--set: train.steps: is a single value"),
-                          StartsWith("--set: train.steps: 'x' is not a whole number"),
-                          StartsWith("--set: nope: unknown field"),
-                          "--set: train.seed: auto is not available; name a value",
-                          StartsWith("--set: parallel.heads_per_stage: 5 is not a multiple of the 4 ranks")));
+  EXPECT_THAT(
+      ErrorsOf(kLegal, {"train.step=7", "train", "train=5", "train.steps.x=1", "train.steps=x",
+                        "nope.a=1", "parallel.heads_per_stage=5", "train.seed=auto"}),
+      ElementsAre(
+          "--set: train.step: unknown field; did you mean 'steps'?",
+          StartsWith("--set: 'train' has no '='"),
+          StartsWith("--set: train: has fields of its own"),
+          StartsWith("--set: train.steps: is a single value"),
+          StartsWith("--set: train.steps: 'x' is not a whole number"),
+          StartsWith("--set: nope: unknown field"),
+          "--set: train.seed: auto is not available; name a value",
+          StartsWith("--set: parallel.heads_per_stage: 5 is not a multiple of the 4 ranks")));
 }
 
 TEST(YamlSpec, WhatIsWrittenReadsBackEqual) {
   const auto spec = ParseJobSpecYaml(
-      absl::StrCat(kLegal, "  memory_per_rank: 1536MiB\n  seed: 18446744073709551615\n",
-                   "optimizer: {clip_norm: .inf, learning_rate: 0.30000000000000004, weight_decay: 0}\n"),
+      absl::StrCat(
+          kLegal, "  memory_per_rank: 1536MiB\n  seed: 18446744073709551615\n",
+          "optimizer: {clip_norm: .inf, learning_rate: 0.30000000000000004, weight_decay: 0}\n"),
       "job.yaml",
-      {"data.path=/a b/\"c\"\\\n\x01 \xe2\x82\xac: #x", "model.rope.llama3.factor=8", "model.rope.llama3.low_freq_factor=1",
-       "model.rope.llama3.high_freq_factor=4", "model.rope.llama3.original_context=8K", "train.context=8191"});
+      {"data.path=/a b/\"c\"\\\n\x01 \xe2\x82\xac: #x", "model.rope.llama3.factor=8",
+       "model.rope.llama3.low_freq_factor=1", "model.rope.llama3.high_freq_factor=4",
+       "model.rope.llama3.original_context=8K", "train.context=8191"});
   ASSERT_TRUE(spec.ok()) << spec.status();
   const v1::JobSpec full = WithDefaults(*spec);
   const auto again = ParseJobSpecYaml(JobSpecToYaml(full), "described");
@@ -219,7 +287,8 @@ TEST(YamlSpec, WhatIsWrittenReadsBackEqual) {
 }
 
 TEST(YamlSpec, WordsYamlWouldMisreadAreQuoted) {
-  for (const char* path : {"auto", "null", "~", "", "123", "true", "- x", "a: b", "*a", "!x", " a"}) {
+  for (const char* path :
+       {"auto", "null", "~", "", "123", "true", "- x", "a: b", "*a", "!x", " a"}) {
     v1::JobSpec spec = *ParseJobSpecYaml(kLegal, "job.yaml");
     spec.mutable_data()->set_path(path);
     const auto again = ParseJobSpecYaml(JobSpecToYaml(spec), "described");

@@ -17,7 +17,7 @@ namespace upipe::data {
 
 class TempFolder {
  public:
-  TempFolder() : path_(testing::TempDir() + "upipe-data-XXXXXX") {
+  TempFolder() : path_(::testing::TempDir() + "upipe-data-XXXXXX") {
     UPIPE_CHECK(mkdtemp(path_.data()) != nullptr) << path_;
   }
   ~TempFolder() { std::filesystem::remove_all(path_); }

@@ -1,17 +1,20 @@
-// The head-chunk schedule against its definition, written a second time here from the formulas, over every small
-// combination of heads, K/V heads, ranks and heads per stage and some large ones.
+// The head-chunk schedule against its definition, written a second time here from the formulas,
+// over every small combination of heads, K/V heads, ranks and heads per stage and some large ones.
 #include "engine/parallel/head_schedule.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
+#include <functional>
 #include <map>
 #include <set>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "google/protobuf/message.h"
+#include "xxhash.h"
 
 namespace upipe::parallel {
 namespace {
@@ -50,7 +53,8 @@ struct Definition {
   Heads Difference(int64_t stage, int64_t other_stage, int64_t rank) const {
     const auto kv = Kv(stage, rank), other = Kv(other_stage, rank);
     Heads difference;
-    std::set_difference(kv.begin(), kv.end(), other.begin(), other.end(), std::back_inserter(difference));
+    std::set_difference(kv.begin(), kv.end(), other.begin(), other.end(),
+                        std::back_inserter(difference));
     return difference;
   }
   Heads Fetch(int64_t stage, int64_t rank) const { return Difference(stage, stage - 1, rank); }
@@ -84,8 +88,14 @@ std::vector<Definition> AllDefinitions() {
       for (int64_t c = 1; c <= 10; ++c) AddAllU(all, h, k, c);
     }
   }
-  for (const auto& [h, k, c] : std::vector<std::array<int64_t, 3>>{
-           {28, 4, 8}, {64, 8, 8}, {32, 8, 8}, {40, 8, 6}, {96, 8, 16}, {36, 12, 5}, {128, 1, 7}, {60, 20, 16}}) {
+  for (const auto& [h, k, c] : std::vector<std::array<int64_t, 3>>{{28, 4, 8},
+                                                                   {64, 8, 8},
+                                                                   {32, 8, 8},
+                                                                   {40, 8, 6},
+                                                                   {96, 8, 16},
+                                                                   {36, 12, 5},
+                                                                   {128, 1, 7},
+                                                                   {60, 20, 16}}) {
     AddAllU(all, h, k, c);
   }
   return all;
@@ -115,7 +125,8 @@ TEST(HeadSchedule, ListsFollowTheDefinition) {
         const auto& work = schedule->stages(s).ranks(c);
         const auto kv = def.Kv(s, c);
         ASSERT_EQ(ToHeads(work.query_heads()), def.Queries(s, c)) << "stage " << s << " rank " << c;
-        ASSERT_EQ(ToHeads(work.kv_heads()), Heads(kv.begin(), kv.end())) << "stage " << s << " rank " << c;
+        ASSERT_EQ(ToHeads(work.kv_heads()), Heads(kv.begin(), kv.end()))
+            << "stage " << s << " rank " << c;
         ASSERT_EQ(ToHeads(work.fetch()), def.Fetch(s, c)) << "stage " << s << " rank " << c;
         ASSERT_EQ(ToHeads(work.release()), def.Release(s, c)) << "stage " << s << " rank " << c;
         for (int32_t head : work.query_heads()) ++times_attended[head];
@@ -204,7 +215,8 @@ TEST(HeadSchedule, ReleasesComeInStageAndRankOrderAndOnlyTheEarliestIsFirst) {
           const Heads heads = ToHeads(work.kv_heads());
           const auto index = std::find(heads.begin(), heads.end(), head) - heads.begin();
           ASSERT_EQ(release.slot, work.kv_slots(static_cast<int>(index)));
-          ASSERT_EQ(release.first, seen.insert(head).second) << "head " << head << " stage " << s << " rank " << c;
+          ASSERT_EQ(release.first, seen.insert(head).second)
+              << "head " << head << " stage " << s << " rank " << c;
         }
       }
       ASSERT_EQ(next, releases.size());
@@ -232,8 +244,8 @@ TEST(HeadSchedule, ExtentsAreTheMaximaOverStages) {
     }
     for (int64_t c = 0; c < def.c; ++c) {
       const int64_t own = static_cast<int64_t>(def.HeadsOf(c).size());
-      for (const StageExtents& extents :
-           {ForwardExtents(schedule, static_cast<int>(c)), BackwardExtents(schedule, static_cast<int>(c))}) {
+      for (const StageExtents& extents : {ForwardExtents(schedule, static_cast<int>(c)),
+                                          BackwardExtents(schedule, static_cast<int>(c))}) {
         ASSERT_EQ(extents.query_heads, std::min(own, def.u));
         ASSERT_EQ(extents.local_heads, own);
         ASSERT_EQ(extents.kv_slots, schedule.num_kv_slots());
@@ -244,8 +256,10 @@ TEST(HeadSchedule, ExtentsAreTheMaximaOverStages) {
   }
 }
 
-// Calls visit(undo-able change) for every number in a message and its submessages.
-void ForEveryNumber(google::protobuf::Message& message, const std::function<void(const std::string&)>& visit) {
+// Changes every number in a message and its submessages, one at a time: visit(name), then the
+// change is undone.
+void ForEveryNumber(google::protobuf::Message& message,
+                    const std::function<void(const std::string&)>& visit) {
   const auto* reflection = message.GetReflection();
   const auto* descriptor = message.GetDescriptor();
   for (int f = 0; f < descriptor->field_count(); ++f) {
@@ -290,7 +304,8 @@ TEST(HeadScheduleHash, ChangesWithEveryNumber) {
     hashes.insert(HashOf(schedule));
   });
   EXPECT_GT(changes, 50);
-  EXPECT_EQ(hashes.size(), static_cast<size_t>(changes) + 1) << "two different changes have one hash";
+  EXPECT_EQ(hashes.size(), static_cast<size_t>(changes) + 1)
+      << "two different changes have one hash";
   EXPECT_EQ(HashOf(schedule), original);
 }
 
@@ -312,10 +327,19 @@ TEST(HeadScheduleHash, DiffersBetweenAllSchedules) {
   }
 }
 
-// Ranks of different builds compare these; a change of the encoding must change the schedule's version on purpose.
-TEST(HeadScheduleHash, IsStable) {
-  EXPECT_EQ(HashOf(*Definition{8, 2, 4, 1}.Make()), 0u);
-  EXPECT_EQ(HashOf(*Definition{28, 4, 8, 2}.Make()), 0u);
+// Ranks of different builds compare these.
+TEST(HeadScheduleHash, IsOfTheWrittenEncoding) {
+  const std::vector<int64_t> canonical = {
+      1, 1, 1, 1, 1, 1,  // H, K, C, R, u, n
+      1,                 // K/V slots
+      1,                 // stages
+      1,                 // ranks of stage 0
+      1, 0, 1, 0, 1, 0,
+      1, 0, 1, 0};  // query heads, K/V heads, fetch, release, slots: one number each, 0
+  EXPECT_EQ(HashOf(*Definition{1, 1, 1, 1}.Make()),
+            XXH64(canonical.data(), canonical.size() * sizeof(int64_t), 0));
+  EXPECT_EQ(HashOf(*Definition{8, 2, 4, 1}.Make()), 15021457355069489863u);
+  EXPECT_EQ(HashOf(*Definition{28, 4, 8, 2}.Make()), 14250334425694431581u);
 }
 
 TEST(HeadSchedule, RefusesWhatIsNotLegalWithTheNumbers) {
@@ -329,8 +353,10 @@ TEST(HeadSchedule, RefusesWhatIsNotLegalWithTheNumbers) {
   EXPECT_THAT(message({2, 4, 1, 1}), AllOf(HasSubstr("num_kv_heads 4"), HasSubstr("num_heads 2")));
   EXPECT_THAT(message({0, 0, 1, 1}), HasSubstr("num_heads 0"));
   EXPECT_THAT(message({8, 2, 0, 1}), HasSubstr("ranks 0"));
-  EXPECT_THAT(message({8, 2, 3, 0}), AllOf(HasSubstr("0 query heads"), HasSubstr("ceil(8 heads / 3 ranks) = 3")));
-  EXPECT_THAT(message({8, 2, 3, 4}), AllOf(HasSubstr("4 query heads"), HasSubstr("1 to"), HasSubstr("= 3")));
+  EXPECT_THAT(message({8, 2, 3, 0}),
+              AllOf(HasSubstr("0 query heads"), HasSubstr("ceil(8 heads / 3 ranks) = 3")));
+  EXPECT_THAT(message({8, 2, 3, 4}),
+              AllOf(HasSubstr("4 query heads"), HasSubstr("1 to"), HasSubstr("= 3")));
   EXPECT_THAT(message({8, 2, 3, -1}), HasSubstr("-1 query heads"));
 }
 
@@ -338,7 +364,8 @@ TEST(HeadSchedule, UlyssesIsTheOneStagePoint) {
   for (int64_t h = 1; h <= 12; ++h) {
     for (int c = 1; c <= 10; ++c) {
       const int64_t u = UlyssesHeadsPerRank(h, c);
-      EXPECT_EQ((Definition{h, 1, c, u}.Make()->stages_size()), 1) << h << " heads, " << c << " ranks";
+      EXPECT_EQ((Definition{h, 1, c, u}.Make()->stages_size()), 1)
+          << h << " heads, " << c << " ranks";
     }
   }
 }

@@ -26,7 +26,8 @@ TEST(LearningRate, RisesLinearlyToThePeak) {
 TEST(LearningRate, FallsAlongHalfACosineToTheMinimum) {
   const auto spec = Spec(1.0, 0.2, 10);
   EXPECT_DOUBLE_EQ(LearningRate(spec, 10, 110), 1.0);
-  EXPECT_NEAR(LearningRate(spec, 35, 110), 0.2 + 0.8 * (1 + std::sqrt(0.5)) / 2, 1e-12);  // a quarter of the way
+  EXPECT_NEAR(LearningRate(spec, 35, 110), 0.2 + 0.8 * (1 + std::sqrt(0.5)) / 2,
+              1e-12);  // a quarter of the way
   EXPECT_NEAR(LearningRate(spec, 60, 110), 0.6, 1e-12);
   EXPECT_DOUBLE_EQ(LearningRate(spec, 110, 110), 0.2);
   for (int64_t step = 11; step <= 110; ++step) {
@@ -35,10 +36,11 @@ TEST(LearningRate, FallsAlongHalfACosineToTheMinimum) {
 }
 
 TEST(LearningRate, DegenerateSchedules) {
-  EXPECT_DOUBLE_EQ(LearningRate(Spec(1, 0.1, 0), 1, 1), 0.1);       // the only step is the last
-  EXPECT_DOUBLE_EQ(LearningRate(Spec(1, 0.1, 10), 4, 4), 0.4);      // still warming up at the end
+  EXPECT_DOUBLE_EQ(LearningRate(Spec(1, 0.1, 0), 1, 1), 0.1);   // the only step is the last
+  EXPECT_DOUBLE_EQ(LearningRate(Spec(1, 0.1, 10), 4, 4), 0.4);  // still warming up at the end
   EXPECT_DOUBLE_EQ(LearningRate(Spec(1, 0.1, 4), 4, 4), 1);
-  for (int64_t step = 1; step <= 7; ++step) EXPECT_DOUBLE_EQ(LearningRate(Spec(0.5, 0.5, 0), step, 7), 0.5);
+  for (int64_t step = 1; step <= 7; ++step)
+    EXPECT_DOUBLE_EQ(LearningRate(Spec(0.5, 0.5, 0), step, 7), 0.5);
   const double early = LearningRate(Spec(1, 0, 0), 1, int64_t{1} << 31);
   EXPECT_TRUE(early > 0.999999 && early <= 1) << early;
 }

@@ -1,4 +1,5 @@
-// The layout of parameters over ranks: every element of every tensor on exactly one rank, padding nowhere counted.
+// The layout of parameters over ranks: every element of every tensor on exactly one rank, padding
+// nowhere counted.
 #include <gtest/gtest.h>
 
 #include <map>
@@ -27,7 +28,8 @@ ModelConfig Config(int64_t d, bool tied) {
 // Names and shapes of a Hugging Face Llama checkpoint.
 std::map<std::string, std::vector<int64_t>> Checkpoint(const ModelConfig& c) {
   std::map<std::string, std::vector<int64_t>> shapes = {
-      {"model.embed_tokens.weight", {c.vocab_size, c.hidden_size}}, {"model.norm.weight", {c.hidden_size}}};
+      {"model.embed_tokens.weight", {c.vocab_size, c.hidden_size}},
+      {"model.norm.weight", {c.hidden_size}}};
   if (!c.tie_embeddings) shapes["lm_head.weight"] = {c.vocab_size, c.hidden_size};
   for (int64_t layer = 0; layer < c.num_layers; ++layer) {
     const std::string prefix = absl::StrCat("model.layers.", layer, ".");
@@ -84,7 +86,9 @@ void CountPieces(const ParameterLayout& layout, int rank, int ranks,
     for (int64_t i = 0; i < piece.count; ++i) ++held[piece.tensor->name][piece.tensor_begin + i];
     // A piece lies where the unit's gathered buffer, cut into ranks, has it.
     for (const ParameterUnit* unit : layout.Units()) {
-      if (piece.tensor < unit->tensors.data() || piece.tensor >= unit->tensors.data() + unit->tensors.size()) continue;
+      if (piece.tensor < unit->tensors.data() ||
+          piece.tensor >= unit->tensors.data() + unit->tensors.size())
+        continue;
       ASSERT_EQ(rank * unit->shard_elements + piece.shard_begin - unit->shard_offset,
                 piece.tensor->offset + piece.tensor_begin);
     }
@@ -100,11 +104,13 @@ TEST(ParameterLayout, ShardsHoldEveryElementOnce) {
         const ParameterLayout layout = ParameterLayout::Make(config, ranks);
         std::map<std::string, std::vector<int>> held;
         for (const auto& [name, shape] : Checkpoint(config)) {
-          held[name].resize(std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>()));
+          held[name].resize(
+              std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>()));
         }
         for (int rank = 0; rank < ranks; ++rank) CountPieces(layout, rank, ranks, held);
         for (const auto& [name, times] : held) {
-          for (size_t i = 0; i < times.size(); ++i) ASSERT_EQ(times[i], 1) << name << " element " << i;
+          for (size_t i = 0; i < times.size(); ++i)
+            ASSERT_EQ(times[i], 1) << name << " element " << i;
         }
       }
     }

@@ -13,7 +13,8 @@ int64_t Length(PositionRun run) { return run.end - run.begin; }
 
 AttentionMask MaskOf(const AttentionCase& c) {
   const int64_t total = std::max({c.queries.end, c.keys.end, c.document_starts.back() + 1});
-  return {c.causal, c.window, std::make_shared<const std::vector<int64_t>>(c.document_starts), total};
+  return {c.causal, c.window, std::make_shared<const std::vector<int64_t>>(c.document_starts),
+          total};
 }
 
 }  // namespace
@@ -31,26 +32,48 @@ std::vector<AttentionCase> AttentionCases() {
       {.name = "HeadDim200", .queries = {0, 90}, .keys = {0, 90}, .head_dim = 200},
       {.name = "HeadDim256", .queries = {0, 90}, .keys = {0, 90}, .head_dim = 256},
       {.name = "Full", .queries = {0, 130}, .keys = {0, 130}, .causal = false},
-      {.name = "GroupedHeadsWithGaps", .queries = {0, 90}, .keys = {0, 90}, .kv_slot = {1, 0, 1, 3, 1}, .slots = 4,
+      {.name = "GroupedHeadsWithGaps",
+       .queries = {0, 90},
+       .keys = {0, 90},
+       .kv_slot = {1, 0, 1, 3, 1},
+       .slots = 4,
        .gap = 3},
       {.name = "LaterQueries", .queries = {100, 165}, .keys = {0, 140}},
       {.name = "EarlierQueriesSeeNothing", .queries = {0, 65}, .keys = {65, 100}},
       {.name = "SomeQueriesSeeNothing", .queries = {20, 120}, .keys = {70, 200}},
       {.name = "Window", .queries = {0, 300}, .keys = {0, 300}, .window = 50},
       {.name = "WindowOfOne", .queries = {0, 70}, .keys = {0, 70}, .window = 1},
-      {.name = "WindowBothWays", .queries = {0, 200}, .keys = {0, 200}, .causal = false, .window = 33},
+      {.name = "WindowBothWays",
+       .queries = {0, 200},
+       .keys = {0, 200},
+       .causal = false,
+       .window = 33},
       {.name = "WindowLeavesKeysBehind", .queries = {150, 260}, .keys = {0, 180}, .window = 60},
       {.name = "EndlessWindow", .queries = {0, 40}, .keys = {0, 40}, .window = INT64_MAX},
-      {.name = "Documents", .queries = {0, 260}, .keys = {0, 260}, .document_starts = {0, 1, 2, 66, 130, 131, 250}},
-      {.name = "DocumentsFull", .queries = {0, 200}, .keys = {0, 200}, .causal = false,
+      {.name = "Documents",
+       .queries = {0, 260},
+       .keys = {0, 260},
+       .document_starts = {0, 1, 2, 66, 130, 131, 250}},
+      {.name = "DocumentsFull",
+       .queries = {0, 200},
+       .keys = {0, 200},
+       .causal = false,
        .document_starts = {0, 64, 65, 190}},
-      {.name = "DocumentsAndRuns", .queries = {50, 170}, .keys = {30, 130}, .window = 40,
+      {.name = "DocumentsAndRuns",
+       .queries = {50, 170},
+       .keys = {30, 130},
+       .window = 40,
        .document_starts = {0, 45, 100, 101, 160}},
-      {.name = "DocumentsOneEach", .queries = {0, 40}, .keys = {0, 40}, .causal = false, .document_starts = [] {
-         std::vector<int64_t> starts(40);
-         for (int64_t i = 0; i < 40; ++i) starts[i] = i;
-         return starts;
-       }()},
+      {.name = "DocumentsOneEach",
+       .queries = {0, 40},
+       .keys = {0, 40},
+       .causal = false,
+       .document_starts =
+           [] {
+             std::vector<int64_t> starts(40);
+             for (int64_t i = 0; i < 40; ++i) starts[i] = i;
+             return starts;
+           }()},
       {.name = "HugeScores", .queries = {0, 100}, .keys = {0, 100}, .score_scale = 1e4},
       {.name = "NoQueries", .queries = {5, 5}, .keys = {0, 10}},
       {.name = "NoKeys", .queries = {0, 40}, .keys = {3, 3}},
@@ -92,11 +115,13 @@ AttentionBwdParams BackwardCall(const AttentionCase& c, Memory& memory) {
   p.dq = c.accumulate_dq ? memory.InOut("dq", dq) : memory.Output("dq", dq);
   // The forward that came before, in memory of its own.
   Memory forward(0);
-  const TensorView o = forward.Output("o", {{q, heads, d}}), lse = forward.Output("lse", {{heads, q}});
+  const TensorView o = forward.Output("o", {{q, heads, d}}),
+                   lse = forward.Output("lse", {{heads, q}});
   const TensorView delta = forward.Output("delta", {{q, heads}});
-  UPIPE_CHECK_OK(RunCall(Reference(),
-                         AttentionFwdParams{p.q, p.k, p.v, o, lse, p.kv_slot, p.queries, p.keys, p.mask, p.scale},
-                         forward));
+  UPIPE_CHECK_OK(RunCall(
+      Reference(),
+      AttentionFwdParams{p.q, p.k, p.v, o, lse, p.kv_slot, p.queries, p.keys, p.mask, p.scale},
+      forward));
   UPIPE_CHECK_OK(RunCall(Reference(), RowDotParams{p.dout, o, delta}, forward));
   p.lse = memory.Input({{heads, q}, c.gap});
   p.delta = memory.Input({{q, heads}, c.gap});

@@ -1,4 +1,5 @@
-// Attention calls for tests: shapes, runs and masks in one struct, forward and backward made from it.
+// Attention calls for tests: shapes, runs and masks in one struct, forward and backward made from
+// it.
 #pragma once
 
 #include <cstdint>

@@ -7,7 +7,8 @@
 
 namespace upipe::kernels::testing {
 
-void ExpectGradient(const TensorView& x, const TensorView& gradient, const std::function<double()>& loss) {
+void ExpectGradient(const TensorView& x, const TensorView& gradient,
+                    const std::function<double()>& loss) {
   constexpr double kStep = 0x1p-6;
   constexpr double kTolerance = 1e-3;
   std::vector<double> estimated, given;
@@ -36,7 +37,8 @@ double WeightedSum(const TensorView& a, const TensorView& b) {
   double sum = 0;
   for (int64_t i = 0; i < a.shape[0]; ++i) {
     for (int64_t j = 0; j < a.shape[1]; ++j) {
-      for (int64_t k = 0; k < a.shape[2]; ++k) sum += GetElement(a, i, j, k) * GetElement(b, i, j, k);
+      for (int64_t k = 0; k < a.shape[2]; ++k)
+        sum += GetElement(a, i, j, k) * GetElement(b, i, j, k);
     }
   }
   return sum;

@@ -26,25 +26,44 @@ void ForEach(const TensorView& view, const Body& body) {
 void SetElement(const TensorView& view, int64_t i, int64_t j, int64_t k, double value) {
   void* element = view.At(i, j, k);
   switch (view.dtype) {
-    case DType::kFloat32: *static_cast<float*>(element) = static_cast<float>(value); break;
-    case DType::kFloat64: *static_cast<double*>(element) = value; break;
-    case DType::kInt32: *static_cast<int32_t*>(element) = std::isnan(value) ? -77 : static_cast<int32_t>(value); break;
-    case DType::kInt64: *static_cast<int64_t*>(element) = std::isnan(value) ? -77 : static_cast<int64_t>(value); break;
+    case DType::kFloat32:
+      *static_cast<float*>(element) = static_cast<float>(value);
+      break;
+    case DType::kFloat64:
+      *static_cast<double*>(element) = value;
+      break;
+    case DType::kInt32:
+      *static_cast<int32_t*>(element) = std::isnan(value) ? -77 : static_cast<int32_t>(value);
+      break;
+    case DType::kInt64:
+      *static_cast<int64_t*>(element) = std::isnan(value) ? -77 : static_cast<int64_t>(value);
+      break;
   }
 }
 
 double GetElement(const TensorView& view, int64_t i, int64_t j, int64_t k) {
   const void* element = view.At(i, j, k);
   switch (view.dtype) {
-    case DType::kFloat32: return *static_cast<const float*>(element);
-    case DType::kFloat64: return *static_cast<const double*>(element);
-    case DType::kInt32: return *static_cast<const int32_t*>(element);
-    case DType::kInt64: return static_cast<double>(*static_cast<const int64_t*>(element));
+    case DType::kFloat32:
+      return *static_cast<const float*>(element);
+    case DType::kFloat64:
+      return *static_cast<const double*>(element);
+    case DType::kInt32:
+      return *static_cast<const int32_t*>(element);
+    case DType::kInt64:
+      return static_cast<double>(*static_cast<const int64_t*>(element));
   }
   return 0;
 }
 
-TensorView Memory::Add(std::string name, const Shape& shape, DType dtype, const std::function<double()>& value) {
+void CopyElements(const TensorView& src, const TensorView& dst) {
+  ForEach(src, [&](int64_t i, int64_t j, int64_t k) {
+    SetElement(dst, i, j, k, GetElement(src, i, j, k));
+  });
+}
+
+TensorView Memory::Add(std::string name, const Shape& shape, DType dtype,
+                       const std::function<double()>& value) {
   auto block = std::make_unique<Block>();
   block->name = std::move(name);
   TensorView& view = block->view;
@@ -85,7 +104,8 @@ TensorView Memory::InOut(std::string name, Shape shape, double scale, DType dtyp
 
 TensorView Memory::Ints(const std::vector<int32_t>& values) {
   size_t next = 0;
-  return Add("", {{static_cast<int64_t>(values.size())}}, DType::kInt32, [&] { return values[next++]; });
+  return Add("", {{static_cast<int64_t>(values.size())}}, DType::kInt32,
+             [&] { return values[next++]; });
 }
 
 TensorView Memory::Positions(const std::vector<int64_t>& values) {
@@ -96,7 +116,8 @@ TensorView Memory::Positions(const std::vector<int64_t>& values) {
 
 TensorView Memory::Doubles(const std::vector<double>& values) {
   size_t next = 0;
-  return Add("", {{static_cast<int64_t>(values.size())}}, DType::kFloat64, [&] { return values[next++]; });
+  return Add("", {{static_cast<int64_t>(values.size())}}, DType::kFloat64,
+             [&] { return values[next++]; });
 }
 
 void Memory::SealInputs() {
@@ -120,8 +141,8 @@ std::string Memory::Damage() const {
     const Block& block = *blocks_[index];
     for (size_t i = 0; i < block.bytes.size(); ++i) {
       if (block.writable[i] || block.bytes[i] == block.before[i]) continue;
-      return absl::StrCat("byte ", i, " of tensor ", index, " (", block.name.empty() ? "an input" : block.name,
-                          ") changed");
+      return absl::StrCat("byte ", i, " of tensor ", index, " (",
+                          block.name.empty() ? "an input" : block.name, ") changed");
     }
   }
   return "";

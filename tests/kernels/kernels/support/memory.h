@@ -1,5 +1,6 @@
-// Tensors of one op call in a test: strided, surrounded and interleaved by sentinels that nothing may touch, poisoned
-// where an op must write before it reads. The same seed builds the same call again.
+// Tensors of one op call in a test: strided, surrounded and interleaved by sentinels that nothing
+// may touch, poisoned where an op must write before it reads. The same seed builds the same call
+// again.
 #pragma once
 
 #include <array>
@@ -42,7 +43,8 @@ class Memory {
     std::vector<double> values;
   };
   std::vector<Result> Results() const;
-  // The first thing that changed though no op may change it: an input, a gap or a border. Empty when none.
+  // The first thing that changed though no op may change it: an input, a gap or a border. Empty
+  // when none.
   std::string Damage() const;
 
  private:
@@ -53,7 +55,8 @@ class Memory {
     std::vector<char> before;  // copy taken when the call was built
     std::vector<bool> writable;
   };
-  TensorView Add(std::string name, const Shape& shape, DType dtype, const std::function<double()>& value);
+  TensorView Add(std::string name, const Shape& shape, DType dtype,
+                 const std::function<double()>& value);
 
   std::mt19937_64 random_;
   std::vector<std::unique_ptr<Block>> blocks_;
@@ -62,5 +65,8 @@ class Memory {
 // Writes `value` to element (i, j, k), whatever the type.
 void SetElement(const TensorView& view, int64_t i, int64_t j, int64_t k, double value);
 double GetElement(const TensorView& view, int64_t i, int64_t j = 0, int64_t k = 0);
+
+// dst = src, tensors of one shape.
+void CopyElements(const TensorView& src, const TensorView& dst);
 
 }  // namespace upipe::kernels::testing

@@ -21,7 +21,8 @@ bool Visible(const AttentionMask& mask, int64_t query, int64_t key) {
          document(query) == document(key);
 }
 
-float Dot(const TensorView& a, int64_t i, int64_t head_a, const TensorView& b, int64_t j, int64_t head_b) {
+float Dot(const TensorView& a, int64_t i, int64_t head_a, const TensorView& b, int64_t j,
+          int64_t head_b) {
   float sum = 0;
   for (int64_t d = 0; d < a.shape[2]; ++d) sum += At(a, i, head_a, d) * At(b, j, head_b, d);
   return sum;
@@ -40,7 +41,8 @@ struct NaiveBackend : reference::Backend {
   static absl::Status Run(const RmsNormFwdParams& p, Workspace, ExecContext&) {
     for (int64_t t = 0; t < p.x.shape[0]; ++t) {
       const float rstd = InverseRms(p.x, t, p.eps);
-      for (int64_t i = 0; i < p.x.shape[1]; ++i) At(p.y, t, i) = At(p.x, t, i) * rstd * At(p.weight, i);
+      for (int64_t i = 0; i < p.x.shape[1]; ++i)
+        At(p.y, t, i) = At(p.x, t, i) * rstd * At(p.weight, i);
     }
     return absl::OkStatus();
   }
@@ -49,13 +51,15 @@ struct NaiveBackend : reference::Backend {
     const int64_t tokens = p.x.shape[0], d = p.x.shape[1];
     for (int64_t i = 0; i < d; ++i) {
       float sum = 0;
-      for (int64_t t = 0; t < tokens; ++t) sum += At(p.dy, t, i) * (At(p.x, t, i) * InverseRms(p.x, t, p.eps));
+      for (int64_t t = 0; t < tokens; ++t)
+        sum += At(p.dy, t, i) * (At(p.x, t, i) * InverseRms(p.x, t, p.eps));
       At(p.dweight, i) += sum;
     }
     for (int64_t t = 0; t < tokens; ++t) {
       const float rstd = InverseRms(p.x, t, p.eps);
       float sum = 0;
-      for (int64_t i = 0; i < d; ++i) sum += At(p.dy, t, i) * At(p.weight, i) * (At(p.x, t, i) * rstd);
+      for (int64_t i = 0; i < d; ++i)
+        sum += At(p.dy, t, i) * At(p.weight, i) * (At(p.x, t, i) * rstd);
       const float mean = sum / static_cast<float>(d);
       for (int64_t i = 0; i < d; ++i) {
         At(p.dx, t, i) += rstd * (At(p.dy, t, i) * At(p.weight, i) - At(p.x, t, i) * rstd * mean);
@@ -70,7 +74,8 @@ struct NaiveBackend : reference::Backend {
       for (int64_t j = 0; j < p.c.shape[1]; ++j) {
         float sum = 0;
         for (int64_t k = 0; k < depth; ++k) {
-          sum += (p.transpose_a ? At(p.a, k, i) : At(p.a, i, k)) * (p.transpose_b ? At(p.b, j, k) : At(p.b, k, j));
+          sum += (p.transpose_a ? At(p.a, k, i) : At(p.a, i, k)) *
+                 (p.transpose_b ? At(p.b, j, k) : At(p.b, k, j));
         }
         At(p.c, i, j) = p.alpha * sum + (p.beta == 0 ? 0 : p.beta * At(p.c, i, j));
       }
@@ -86,13 +91,15 @@ struct NaiveBackend : reference::Backend {
       const int64_t position = p.positions.as<int64_t>()[t];
       for (int64_t h = 0; h < p.src.shape[1]; ++h) {
         for (int64_t i = 0; i < half; ++i) {
-          const double angle = p.config.hf_parity ? static_cast<float>(position) * static_cast<float>(frequencies[i])
-                                                  : static_cast<double>(position) * frequencies[i];
+          const double angle =
+              p.config.hf_parity ? static_cast<float>(position) * static_cast<float>(frequencies[i])
+                                 : static_cast<double>(position) * frequencies[i];
           const float c = static_cast<float>(std::cos(angle));
           const float s = static_cast<float>(p.inverse ? -std::sin(angle) : std::sin(angle));
           const float x = At(p.src, t, h, i), y = At(p.src, t, h, i + half);
           At(p.dst, t, h, i) = (p.accumulate ? At(p.dst, t, h, i) : 0) + (x * c - y * s);
-          At(p.dst, t, h, i + half) = (p.accumulate ? At(p.dst, t, h, i + half) : 0) + (y * c + x * s);
+          At(p.dst, t, h, i + half) =
+              (p.accumulate ? At(p.dst, t, h, i + half) : 0) + (y * c + x * s);
         }
       }
     }
@@ -110,11 +117,13 @@ struct NaiveBackend : reference::Backend {
                            : -INFINITY;
           max = std::max(max, weights[j]);
         }
-        for (float& weight : weights) sum += weight = weight == -INFINITY ? 0 : std::exp(weight - max);
+        for (float& weight : weights)
+          sum += weight = weight == -INFINITY ? 0 : std::exp(weight - max);
         At(p.lse, head, i) = sum == 0 ? -INFINITY : max + std::log(sum);
         for (int64_t d = 0; d < p.q.shape[2]; ++d) {
           float out = 0;
-          for (int64_t j = 0; j < p.k.shape[0]; ++j) out += weights[j] * At(p.v, j, p.kv_slot[head], d);
+          for (int64_t j = 0; j < p.k.shape[0]; ++j)
+            out += weights[j] * At(p.v, j, p.kv_slot[head], d);
           At(p.o, i, head, d) = sum == 0 ? 0 : out / sum;
         }
       }
@@ -130,8 +139,10 @@ struct NaiveBackend : reference::Backend {
         std::vector<float> dq(head_dim);
         for (int64_t j = 0; j < p.k.shape[0]; ++j) {
           if (!Visible(p.mask, p.queries.begin + i, p.keys.begin + j)) continue;
-          const float probability = std::exp(p.scale * Dot(p.q, i, head, p.k, j, slot) - At(p.lse, head, i));
-          const float ds = p.scale * probability * (Dot(p.dout, i, head, p.v, j, slot) - At(p.delta, i, head));
+          const float probability =
+              std::exp(p.scale * Dot(p.q, i, head, p.k, j, slot) - At(p.lse, head, i));
+          const float ds =
+              p.scale * probability * (Dot(p.dout, i, head, p.v, j, slot) - At(p.delta, i, head));
           for (int64_t d = 0; d < head_dim; ++d) {
             dq[d] += ds * At(p.k, j, slot, d);
             At(p.dk, j, slot, d) += ds * At(p.q, i, head, d);
@@ -186,7 +197,8 @@ struct NaiveBackend : reference::Backend {
         p.loss_and_count.as<double>()[1] += 1;
       }
       for (int64_t i = 0; p.write_gradient && i < p.logits.shape[1]; ++i) {
-        const float gradient = std::exp(At(p.logits, t, i) - max) / sum - (i == label ? 1.0f : 0.0f);
+        const float gradient =
+            std::exp(At(p.logits, t, i) - max) / sum - (i == label ? 1.0f : 0.0f);
         At(p.logits, t, i) = label >= 0 ? gradient : 0;
       }
     }
@@ -196,7 +208,8 @@ struct NaiveBackend : reference::Backend {
   static absl::Status Run(const AdamWParams& p, Workspace, ExecContext&) {
     if (*p.skip.as<int32_t>() != 0) return absl::OkStatus();
     const float step = static_cast<float>(p.step);
-    const float correction1 = 1 - std::pow(p.beta1, step), correction2 = 1 - std::pow(p.beta2, step);
+    const float correction1 = 1 - std::pow(p.beta1, step),
+                correction2 = 1 - std::pow(p.beta2, step);
     for (int64_t i = 0; i < p.param.shape[0]; ++i) {
       const float grad = At(p.grad, i) * *p.scale.as<float>();
       At(p.m, i) = p.beta1 * At(p.m, i) + (1 - p.beta1) * grad;
@@ -210,6 +223,8 @@ struct NaiveBackend : reference::Backend {
 
 }  // namespace
 
-std::unique_ptr<OpTable> CreateNaiveOpTable() { return std::make_unique<HostOpTable<NaiveBackend>>(); }
+std::unique_ptr<OpTable> CreateNaiveOpTable() {
+  return std::make_unique<HostOpTable<NaiveBackend>>();
+}
 
 }  // namespace upipe::kernels::testing

@@ -1,4 +1,5 @@
-// The yardstick of the bound: every op in fp32, one plain loop at a time, sums in order in one fp32 variable.
+// The yardstick of the bound: every op in fp32, one plain loop at a time, sums in order in one fp32
+// variable.
 #pragma once
 
 #include <memory>

@@ -3,6 +3,8 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <map>
+#include <memory>
 
 #include "gtest/gtest.h"
 #include "hwy/targets.h"
@@ -18,7 +20,8 @@ namespace {
 constexpr double kHalfEpsilon = 0x1p-24;  // of fp32
 
 // All results of the call over several seeds, joined per result.
-std::vector<Memory::Result> RunSeeds(OpTable& ops, const BuildCall& build, int seeds, int num_threads) {
+std::vector<Memory::Result> RunSeeds(OpTable& ops, const BuildCall& build, int seeds,
+                                     int num_threads) {
   std::vector<Memory::Result> joined;
   for (int seed = 1; seed <= seeds; ++seed) {
     Memory memory(seed);
@@ -29,19 +32,32 @@ std::vector<Memory::Result> RunSeeds(OpTable& ops, const BuildCall& build, int s
     if (joined.empty()) joined.resize(results.size());
     for (size_t i = 0; i < results.size(); ++i) {
       joined[i].name = results[i].name;
-      joined[i].values.insert(joined[i].values.end(), results[i].values.begin(), results[i].values.end());
+      joined[i].values.insert(joined[i].values.end(), results[i].values.begin(),
+                              results[i].values.end());
     }
   }
   return joined;
 }
 
-bool SameBits(const std::vector<double>& a, const std::vector<double>& b) {
-  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0);
+// One pool per size for the whole test: threads are slow to make.
+std::shared_ptr<ParallelFor> Pool(int num_threads) {
+  static std::map<int, std::shared_ptr<ParallelFor>>& pools =
+      *new std::map<int, std::shared_ptr<ParallelFor>>();
+  std::shared_ptr<ParallelFor>& pool = pools[num_threads];
+  if (pool == nullptr) pool = std::make_shared<HostParallelFor>(num_threads, std::vector<int>{});
+  return pool;
 }
 
-void ExpectSameBits(const std::vector<Memory::Result>& a, const std::vector<Memory::Result>& b, const char* what) {
+bool SameBits(const std::vector<double>& a, const std::vector<double>& b) {
+  return a.size() == b.size() &&
+         (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0);
+}
+
+void ExpectSameBits(const std::vector<Memory::Result>& a, const std::vector<Memory::Result>& b,
+                    const char* what) {
   ASSERT_EQ(a.size(), b.size());
-  for (size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(SameBits(a[i].values, b[i].values)) << a[i].name << ": " << what;
+  for (size_t i = 0; i < a.size(); ++i)
+    EXPECT_TRUE(SameBits(a[i].values, b[i].values)) << a[i].name << ": " << what;
 }
 
 }  // namespace
@@ -52,7 +68,7 @@ OpTable& Reference() {
 }
 
 OpTable& Cpu() {
-  static OpTable& table = *CreateCpuOpTable().release();
+  static OpTable& table = *CreateCpuOpTable(1).release();
   return table;
 }
 
@@ -65,10 +81,11 @@ absl::Status RunCall(OpTable& ops, const OpParams& params, const Memory& memory,
   constexpr size_t kAlignment = 256;
   const int64_t bytes = ops.WorkspaceBytes(params);
   std::vector<char> scratch(bytes + 2 * kAlignment, '\xff');
-  char* aligned = scratch.data() + (kAlignment - reinterpret_cast<uintptr_t>(scratch.data()) % kAlignment);
+  char* aligned =
+      scratch.data() + (kAlignment - reinterpret_cast<uintptr_t>(scratch.data()) % kAlignment);
   absl::Status status;
   {
-    HostStream stream("test", std::make_shared<HostParallelFor>(num_threads, std::vector<int>{}), std::nullopt, {});
+    HostStream stream("test", Pool(num_threads), std::nullopt, {});
     status = ops.Enqueue(params, {aligned, bytes}, stream);
     if (status.ok()) status = stream.Synchronize();
   }
@@ -112,17 +129,22 @@ void ForEachIsa(const std::function<void(const std::string& isa)>& body) {
 void ExpectCpuMatchesReference(const BuildCall& build, int seeds) {
   const std::vector<Memory::Result> reference = RunSeeds(Reference(), build, seeds, 1);
   const std::vector<Memory::Result> naive = RunSeeds(Naive(), build, seeds, 1);
-  ForEachIsa([&](const std::string&) {
-    const std::vector<Memory::Result> once = RunSeeds(Cpu(), build, seeds, 1);
-    ExpectSameBits(once, RunSeeds(Cpu(), build, seeds, 1), "two runs with 1 thread differ");
-    const std::vector<Memory::Result> threads = RunSeeds(Cpu(), build, seeds, 3);
-    ExpectSameBits(threads, RunSeeds(Cpu(), build, seeds, 3), "two runs with 3 threads differ");
+  const auto expect_within_bound = [&](const std::vector<Memory::Result>& results,
+                                       const char* what) {
     for (size_t i = 0; i < reference.size(); ++i) {
       const double bound = 3 * RelativeError(naive[i].values, reference[i].values) + kHalfEpsilon;
-      EXPECT_LE(RelativeError(once[i].values, reference[i].values), bound) << reference[i].name << ", 1 thread";
-      EXPECT_LE(RelativeError(threads[i].values, reference[i].values), bound) << reference[i].name << ", 3 threads";
+      EXPECT_LE(RelativeError(results[i].values, reference[i].values), bound)
+          << reference[i].name << ", " << what;
     }
+  };
+  ForEachIsa([&](const std::string&) {
+    expect_within_bound(RunSeeds(Cpu(), build, seeds, 1), "1 thread");
   });
+  const std::vector<Memory::Result> once = RunSeeds(Cpu(), build, seeds, 1);
+  ExpectSameBits(once, RunSeeds(Cpu(), build, seeds, 1), "two runs with 1 thread differ");
+  const std::vector<Memory::Result> threads = RunSeeds(Cpu(), build, seeds, 3);
+  expect_within_bound(threads, "3 threads");
+  ExpectSameBits(threads, RunSeeds(Cpu(), build, seeds, 3), "two runs with 3 threads differ");
 }
 
 void ExpectCpuEqualsReference(const BuildCall& build) {

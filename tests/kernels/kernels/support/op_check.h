@@ -1,4 +1,5 @@
-// Holds a backend to the reference: *the bound* of the project's style, bit identity, untouched inputs, poison.
+// Holds a backend to the reference: *the bound* of the project's style, bit identity, untouched
+// inputs, poison.
 #pragma once
 
 #include <functional>
@@ -18,12 +19,14 @@ OpTable& Reference();
 OpTable& Cpu();
 OpTable& Naive();  // the same-precision yardstick: plain fp32 loops
 
-// Runs the call on its own stream with `num_threads` loop threads. The workspace is exactly as large as asked for and
-// full of NaN. Damage to anything but results is a test failure.
-absl::Status RunCall(OpTable& ops, const OpParams& params, const Memory& memory, int num_threads = 1);
+// Runs the call on its own stream with `num_threads` loop threads. The workspace is exactly as
+// large as asked for and full of NaN. Damage to anything but results is a test failure.
+absl::Status RunCall(OpTable& ops, const OpParams& params, const Memory& memory,
+                     int num_threads = 1);
 
-// For every instruction set of this machine: cpu against reference within 3 times the error of naive plus half an epsilon
-// of fp32 (norms taken per result over `seeds` calls), with 1 and with 3 threads; the same run twice has the same bits.
+// Cpu against reference within 3 times the error of naive plus half an epsilon of fp32 (norms taken
+// per result over `seeds` calls): on every instruction set of this machine, and on the best one
+// with 3 threads; there the same run twice has the same bits.
 void ExpectCpuMatchesReference(const BuildCall& build, int seeds = 4);
 // The same bits as the reference, with 1 and 3 threads.
 void ExpectCpuEqualsReference(const BuildCall& build);

@@ -1,0 +1,162 @@
+// What only real processes can show: escaped grandchildren, the worker's own death, leftovers,
+// descriptors.
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <sstream>
+
+#include "absl/strings/match.h"
+#include "gmock/gmock.h"
+#include "tests/contract/worker/launcher_fixture.h"
+#include "worker/launcher/cgroup.h"
+#include "worker/launcher/proc_scan.h"
+
+namespace upipe::worker {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+bool WaitForProcesses(const RankKey& key, size_t num) {
+  for (int i = 0; i < 3000; ++i) {
+    if (ProcessesOf(key).size() == num) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  return false;
+}
+
+class PosixLauncherTest : public ::testing::TestWithParam<bool> {
+ protected:
+  void SetUp() override {
+    if (GetParam() && !FindWritableCgroup2().has_value()) GTEST_SKIP() << "no writable cgroup2";
+    dir_ = MakeTestFolder();
+  }
+  void TearDown() override {
+    launcher_.reset();
+    EXPECT_THAT(ProcessesOf(key_), IsEmpty());
+    for (const int pid : ProcessesOf(key_))
+      kill(pid, SIGKILL);  // a failed test leaves nothing either
+    std::filesystem::remove_all(dir_);
+  }
+  void Create() {
+    auto launcher = PosixLauncher::Create({dir_, GetParam()}, recorder_,
+                                          [this](LaunchEvent event) { record_.Add(event); });
+    ASSERT_TRUE(launcher.ok()) << launcher.status();
+    launcher_ = *std::move(launcher);
+  }
+
+  std::string dir_;
+  RankRecorder recorder_;
+  EventRecord record_;
+  std::unique_ptr<PosixLauncher> launcher_;
+  const RankKey key_{RandomNonce(), 0};
+};
+
+TEST_P(PosixLauncherTest, AnEscapedGrandchildIsPartOfTheTree) {
+  Create();
+  launcher_->Launch(FakeTrainerSpec(key_, "grandchild", dir_));
+  ASSERT_NE(WaitForOutput(dir_, 0, "grandchild "), "");
+  ASSERT_TRUE(WaitForProcesses(key_, 2));
+  launcher_->Kill(key_);
+  ASSERT_TRUE(record_.Wait<TreeGone>(key_).has_value());
+  EXPECT_THAT(ProcessesOf(key_), IsEmpty());
+}
+
+TEST_P(PosixLauncherTest, TheTreeDiesWithItsFirstProcess) {
+  Create();
+  launcher_->Launch(FakeTrainerSpec(key_, "grandchild", dir_));
+  ASSERT_NE(WaitForOutput(dir_, 0, "grandchild "), "");
+  ASSERT_NE(WaitForOutput(dir_, 0, "ready"), "");
+  kill(record_.Wait<TreeStarted>(key_)->pid, SIGSEGV);
+  ASSERT_TRUE(record_.Wait<TreeGone>(key_).has_value());
+  EXPECT_THAT(ProcessesOf(key_), IsEmpty());
+  EXPECT_EQ(record_.Wait<TreeExited>(key_)->exit.signal, SIGSEGV);
+  EXPECT_THAT(record_.Wait<TreeExited>(key_)->exit.log_tail, ::testing::Contains("ready"));
+}
+
+TEST_P(PosixLauncherTest, SharedMemoryIsRemoved) {
+  Create();
+  launcher_->Launch(FakeTrainerSpec(key_, "shared-memory", dir_));
+  const std::string output = WaitForOutput(dir_, 0, "ready");
+  const std::string id = output.substr(8, output.find('\n') - 8);
+  const auto exists = [&] {
+    std::ifstream table("/proc/sysvipc/shm");
+    std::stringstream rows;
+    rows << table.rdbuf();
+    return absl::StrContains(rows.str(), absl::StrCat(" ", id, " "));
+  };
+  EXPECT_TRUE(exists()) << output;
+  EXPECT_TRUE(std::filesystem::exists("/dev/shm/upipe-test-" + key_.nonce));
+  launcher_->Kill(key_);
+  ASSERT_TRUE(record_.Wait<TreeGone>(key_).has_value());
+  EXPECT_FALSE(exists());
+  EXPECT_FALSE(std::filesystem::exists("/dev/shm/upipe-test-" + key_.nonce));
+}
+
+TEST_P(PosixLauncherTest, TheTrainerHoldsOnlyItsOwnDescriptors) {
+  Create();
+  int leaky[2];  // neither is close-on-exec
+  ASSERT_EQ(pipe(leaky), 0);
+  launcher_->Launch(FakeTrainerSpec(key_, "descriptors", dir_));
+  EXPECT_EQ(WaitForOutput(dir_, 0, "ready"),
+            "descriptor 0\ndescriptor 1\ndescriptor 2\ndescriptor 3\nready\n");
+  close(leaky[0]);
+  close(leaky[1]);
+  const int pid = record_.Wait<TreeStarted>(key_)->pid;
+  EXPECT_EQ(getsid(pid), pid);
+  EXPECT_EQ(getpgid(pid), pid);
+  std::ifstream score_file(absl::StrCat("/proc/", pid, "/oom_score_adj"));
+  int score = 0;
+  score_file >> score;
+  EXPECT_EQ(score, 900);
+  launcher_->Kill(key_);
+  ASSERT_TRUE(record_.Wait<TreeGone>(key_).has_value());
+}
+
+TEST_P(PosixLauncherTest, TheJournalIsWrittenBeforeTheForkAndClosedByTheProof) {
+  Create();
+  const auto journal = [&] {
+    std::ifstream file(dir_ + "/journal");
+    std::stringstream text;
+    text << file.rdbuf();
+    return text.str();
+  };
+  launcher_->Launch(FakeTrainerSpec(key_, "hang", dir_));
+  ASSERT_TRUE(record_.Wait<TreeStarted>(key_).has_value());
+  EXPECT_THAT(journal(), ::testing::StartsWith(absl::StrCat("start job 1 ", key_.nonce, " 0 ")));
+  launcher_->Kill(key_);
+  ASSERT_TRUE(record_.Wait<TreeGone>(key_).has_value());
+  EXPECT_THAT(journal(), ::testing::HasSubstr(absl::StrCat("gone ", key_.nonce, " 0\n")));
+}
+
+// A process of its own holds a launcher, as a worker does.
+pid_t ForkHolder(const std::string& dir, bool cgroup, const RankKey& key) {
+  const pid_t holder = fork();
+  if (holder != 0) return holder;
+  RankRecorder recorder;
+  auto launcher = PosixLauncher::Create({dir, cgroup}, recorder, [](LaunchEvent) {});
+  if (!launcher.ok()) _exit(1);
+  (*launcher)->Launch(FakeTrainerSpec(key, "grandchild", dir));
+  for (;;) pause();
+}
+
+TEST_P(PosixLauncherTest, TrainersDieWithTheirWorkerAndTheNextOneKillsWhatEscaped) {
+  const pid_t holder = ForkHolder(dir_, GetParam(), key_);
+  ASSERT_NE(WaitForOutput(dir_, 0, "grandchild "), "");
+  ASSERT_TRUE(WaitForProcesses(key_, 2));
+  kill(holder, SIGKILL);
+  waitpid(holder, nullptr, 0);
+  ASSERT_TRUE(
+      WaitForProcesses(key_, 1));  // by the parent death signal; the grandchild has no such parent
+  Create();
+  EXPECT_THAT(ProcessesOf(key_), IsEmpty());  // proven before Create returned
+  EXPECT_EQ(launcher_->generations().at("job"), 1);
+}
+
+INSTANTIATE_TEST_SUITE_P(Containment, PosixLauncherTest, ::testing::Bool(),
+                         [](const auto& info) { return info.param ? "Cgroup2" : "Subreaper"; });
+
+}  // namespace
+}  // namespace upipe::worker

@@ -1,0 +1,324 @@
+// upipe-coordinator as a process: jobs through their states with invented workers, kill -9 and
+// adoption, refusals.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "tests/e2e/coordinator/fake_worker.h"
+#include "upipe/v1/job_service.grpc.pb.h"
+#include "upipe/v1/node_service.grpc.pb.h"
+#include "upipe/v1/rpc_error.pb.h"
+
+namespace upipe::coordinator {
+namespace {
+
+using ::testing::HasSubstr;
+
+v1::JobSpec Spec(const std::string& name, int ranks) {
+  v1::JobSpec spec;
+  spec.set_name(name);
+  v1::ModelSpec& model = *spec.mutable_model();
+  model.set_vocab_size(260);
+  model.set_hidden_size(32);
+  model.set_num_layers(1);
+  model.set_num_heads(4);
+  model.set_num_kv_heads(4);
+  model.set_head_dim(8);
+  model.set_intermediate_size(64);
+  spec.mutable_data()->set_path("/nowhere");
+  spec.mutable_parallel()->set_ranks(ranks);
+  spec.mutable_parallel()->set_method(v1::METHOD_ULYSSES);
+  spec.mutable_train()->set_context(64);
+  spec.mutable_train()->set_steps(1);
+  return spec;
+}
+
+// The daemon as a child process on a state folder of its own.
+class CoordinatorDaemon : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::string pattern = (std::filesystem::temp_directory_path() / "upipe-coordinator-XXXXXX");
+    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
+    folder_ = pattern;
+    Start();
+  }
+  void TearDown() override {
+    if (pid_ > 0) Stop(SIGKILL);
+    std::filesystem::remove_all(folder_);
+  }
+
+  pid_t Spawn() {
+    const std::string bin = std::getenv("UPIPE_BIN_DIR");
+    const std::vector<std::string> arguments = {bin + "/upipe-coordinator",
+                                                "--state-dir",
+                                                folder_ + "/state",
+                                                "--address-file",
+                                                folder_ + "/address",
+                                                "--plan-binary",
+                                                std::getenv("UPIPE_FAKE_PLAN"),
+                                                "--heartbeat",
+                                                "0.2",
+                                                "--kill-bound",
+                                                "2",
+                                                "--autonomy",
+                                                "3",
+                                                "--margin",
+                                                "1",
+                                                "--start-deadline",
+                                                "20"};
+    std::vector<char*> argv;
+    for (const std::string& argument : arguments)
+      argv.push_back(const_cast<char*>(argument.data()));
+    argv.push_back(nullptr);
+    const pid_t pid = fork();
+    if (pid == 0) {
+      execv(argv[0], argv.data());
+      _exit(127);
+    }
+    return pid;
+  }
+  void Start() {
+    std::filesystem::remove(folder_ + "/address");
+    pid_ = Spawn();
+    ASSERT_TRUE(Eventually([&] { return std::filesystem::exists(folder_ + "/address"); }));
+    std::ifstream(folder_ + "/address") >> address_;
+    channel_ = grpc::CreateChannel(address_, grpc::InsecureChannelCredentials());
+    jobs_ = v1::JobService::NewStub(channel_);
+    nodes_ = v1::NodeService::NewStub(channel_);
+  }
+  int Stop(int signal) {
+    kill(pid_, signal);
+    int status = 0;
+    waitpid(pid_, &status, 0);
+    pid_ = -1;
+    return status;
+  }
+
+  // Polls an observable until it holds; 15 s at most.
+  template <typename Condition>
+  static bool Eventually(Condition condition) {
+    const absl::Time deadline = absl::Now() + absl::Seconds(15);
+    while (!condition()) {
+      if (absl::Now() > deadline) return false;
+      absl::SleepFor(absl::Milliseconds(10));
+    }
+    return true;
+  }
+
+  grpc::Status Submit(const v1::JobSpec& spec, const std::string& request_id, v1::Job* job) {
+    v1::SubmitRequest request;
+    request.set_request_id(request_id);
+    *request.mutable_spec() = spec;
+    v1::SubmitResponse response;
+    grpc::ClientContext context;
+    const grpc::Status status = jobs_->Submit(&context, request, &response);
+    *job = response.job();
+    return status;
+  }
+  v1::Job Get(const std::string& id) {
+    v1::GetJobRequest request;
+    request.set_id(id);
+    v1::Job job;
+    grpc::ClientContext context;
+    jobs_->GetJob(&context, request, &job);
+    return job;
+  }
+  v1::Job Cancel(const std::string& id) {
+    v1::CancelRequest request;
+    request.set_id(id);
+    v1::CancelResponse response;
+    grpc::ClientContext context;
+    EXPECT_TRUE(jobs_->Cancel(&context, request, &response).ok());
+    return response.job();
+  }
+  v1::ListNodesResponse Nodes() {
+    v1::ListNodesResponse response;
+    grpc::ClientContext context;
+    nodes_->ListNodes(&context, {}, &response);
+    return response;
+  }
+  bool Reaches(const std::string& id, v1::JobState state) {
+    return Eventually([&] { return Get(id).state() == state; });
+  }
+  std::unique_ptr<FakeWorker> Worker(const std::string& name, bool finish = true,
+                                     const std::string& incarnation = "first") {
+    auto worker = std::make_unique<FakeWorker>(FakeWorker::Options{
+        .address = address_, .name = name, .incarnation = incarnation, .finish_when_met = finish});
+    EXPECT_TRUE(Eventually([&] { return worker->epoch() > 0; }));
+    return worker;
+  }
+
+  std::string folder_;
+  std::string address_;
+  pid_t pid_ = -1;
+  std::shared_ptr<grpc::Channel> channel_;
+  std::unique_ptr<v1::JobService::Stub> jobs_;
+  std::unique_ptr<v1::NodeService::Stub> nodes_;
+};
+
+TEST_F(CoordinatorDaemon, TakesAJobToItsEnd) {
+  const auto a = Worker("a");
+  const auto b = Worker("b");
+  v1::Job job;
+  ASSERT_TRUE(Submit(Spec("good", 4), "request-1", &job).ok());
+  v1::WatchRequest watch;
+  watch.set_id(job.id());
+  grpc::ClientContext context;
+  const auto stream = jobs_->Watch(&context, watch);
+  v1::WatchResponse response;
+  v1::Job last;
+  bool reported = false;
+  while (stream->Read(&response)) {
+    if (response.has_job()) last = response.job();
+    reported = reported || response.report().step() == 1;
+  }
+  EXPECT_TRUE(stream->Finish().ok());
+  EXPECT_EQ(last.state(), v1::JOB_STATE_SUCCEEDED);
+  EXPECT_TRUE(reported);
+  std::vector<std::string> kinds;
+  for (const v1::JobEvent& event : last.events()) kinds.push_back(event.kind());
+  EXPECT_THAT(kinds, ::testing::ElementsAre("PLANNING", "QUEUED", "STARTING", "RUNNING", "STOPPING",
+                                            "SUCCEEDED"));
+  v1::Job again;  // the same intent answers with the same job and starts nothing
+  ASSERT_TRUE(Submit(Spec("good", 4), "request-1", &again).ok());
+  EXPECT_EQ(again.id(), job.id());
+  EXPECT_EQ(again.generation(), 1);
+  const v1::ListNodesResponse nodes = Nodes();
+  for (const v1::Node& node : nodes.nodes()) {
+    for (const v1::Slot& slot : node.slots()) EXPECT_EQ(slot.state(), v1::SLOT_STATE_FREE);
+  }
+}
+
+TEST_F(CoordinatorDaemon, RefusesInWords) {
+  const auto a = Worker("a");
+  v1::Job job;
+  grpc::Status status = Submit(Spec("big", 5), "big", &job);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  EXPECT_THAT(status.error_message(), ::testing::AllOf(HasSubstr("5 ranks"), HasSubstr("2 slots")));
+  v1::JobSpec wrong = Spec("wrong", 2);
+  wrong.mutable_model()->set_num_kv_heads(3);
+  status = Submit(wrong, "wrong", &job);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  google::rpc::Status details;
+  ASSERT_TRUE(details.ParseFromString(status.error_details()));
+  google::rpc::BadRequest bad;
+  bool found = false;
+  for (const auto& any : details.details()) found = found || any.UnpackTo(&bad);
+  ASSERT_TRUE(found);
+  EXPECT_EQ(bad.field_violations(0).field(), "spec.model.num_kv_heads");
+  EXPECT_EQ(Submit(Spec("good", 1), "", &job).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  ASSERT_TRUE(Submit(Spec("refuse", 1), "refuse", &job).ok());
+  ASSERT_TRUE(Reaches(job.id(), v1::JOB_STATE_FAILED));
+  EXPECT_EQ(Get(job.id()).cause().kind(), v1::CAUSE_KIND_PLAN_REFUSED);
+  EXPECT_THAT(Get(job.id()).cause().message(), HasSubstr("12345"));
+  ASSERT_TRUE(Submit(Spec("crash", 1), "crash", &job).ok());
+  ASSERT_TRUE(Reaches(job.id(), v1::JOB_STATE_FAILED));
+  EXPECT_THAT(Get(job.id()).cause().message(),
+              ::testing::AllOf(HasSubstr("2 times"), HasSubstr("signal 6")));
+  ASSERT_TRUE(Submit(Spec("good", 1), "good", &job).ok());
+  EXPECT_TRUE(Reaches(job.id(), v1::JOB_STATE_SUCCEEDED));
+}
+
+TEST_F(CoordinatorDaemon, CancelsWhilePlanningAndWhileRunning) {
+  const auto a = Worker("a", /*finish=*/false);
+  v1::Job job;
+  ASSERT_TRUE(Submit(Spec("loop", 2), "loop", &job).ok());
+  EXPECT_EQ(Cancel(job.id()).state(), v1::JOB_STATE_CANCELLED);
+  ASSERT_TRUE(Submit(Spec("good", 2), "good", &job).ok());
+  ASSERT_TRUE(Reaches(job.id(), v1::JOB_STATE_RUNNING));
+  EXPECT_EQ(Cancel(job.id()).shown_state(), "CANCELLING");
+  ASSERT_TRUE(Reaches(job.id(), v1::JOB_STATE_CANCELLED));
+  EXPECT_EQ(a->num_live(), 0);
+  EXPECT_EQ(Cancel(job.id()).state(), v1::JOB_STATE_CANCELLED);
+}
+
+TEST_F(CoordinatorDaemon, ARankDiesAndTheJobSaysWhy) {
+  const auto a = Worker("a", /*finish=*/false);
+  v1::Job job;
+  ASSERT_TRUE(Submit(Spec("good", 2), "good", &job).ok());
+  ASSERT_TRUE(Reaches(job.id(), v1::JOB_STATE_RUNNING));
+  a->EndRank(1, 3);
+  ASSERT_TRUE(Reaches(job.id(), v1::JOB_STATE_FAILED));
+  const v1::Cause cause = Get(job.id()).cause();
+  EXPECT_EQ(cause.kind(), v1::CAUSE_KIND_EXIT_CODE);
+  EXPECT_EQ(cause.rank(), 1);
+  EXPECT_EQ(cause.exit_code(), 3);
+  EXPECT_EQ(cause.node(), "a");
+  EXPECT_THAT(cause.log_tail(), ::testing::ElementsAre("last words"));
+  EXPECT_EQ(a->num_live(), 0);
+}
+
+TEST_F(CoordinatorDaemon, RelaysLogs) {
+  const auto a = Worker("a");
+  v1::Job job;
+  ASSERT_TRUE(Submit(Spec("good", 1), "good", &job).ok());
+  ASSERT_TRUE(Reaches(job.id(), v1::JOB_STATE_SUCCEEDED));
+  v1::LogsRequest request;
+  request.set_id(job.id());
+  grpc::ClientContext context;
+  const auto stream = jobs_->Logs(&context, request);
+  std::string text;
+  v1::LogsResponse response;
+  while (stream->Read(&response)) text += response.data();
+  EXPECT_TRUE(stream->Finish().ok());
+  EXPECT_EQ(text, "line 0\nline 1\nline 2\n");
+  grpc::ClientContext bad_context;
+  request.set_rank(7);
+  const auto bad = jobs_->Logs(&bad_context, request);
+  while (bad->Read(&response)) {
+  }
+  EXPECT_EQ(bad->Finish().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+}
+
+TEST_F(CoordinatorDaemon, ALostWorkerEndsTheJobAndItsSlotsStayUnknown) {
+  auto a = Worker("a", /*finish=*/false);
+  v1::Job job;
+  ASSERT_TRUE(Submit(Spec("good", 2), "good", &job).ok());
+  ASSERT_TRUE(Reaches(job.id(), v1::JOB_STATE_RUNNING));
+  a.reset();
+  ASSERT_TRUE(Eventually([&] { return Nodes().nodes(0).state() == v1::NODE_STATE_LOST; }));
+  EXPECT_EQ(Nodes().nodes(0).slots(0).state(), v1::SLOT_STATE_UNKNOWN);
+  const v1::Job ended = Get(job.id());
+  EXPECT_EQ(ended.state(), v1::JOB_STATE_FAILED);
+  EXPECT_EQ(ended.cause().kind(), v1::CAUSE_KIND_NODE_LOST);
+  EXPECT_EQ(ended.ranks(0).state(), v1::RANK_STATE_PRESUMED_GONE);
+  a = Worker("a", false, "second");
+  EXPECT_EQ(Nodes().nodes(0).slots(0).state(), v1::SLOT_STATE_FREE);
+}
+
+TEST_F(CoordinatorDaemon, SurvivesKillAndStopsOrphansOfNobody) {
+  auto a = Worker("a", /*finish=*/false);
+  v1::Job job;
+  ASSERT_TRUE(Submit(Spec("good", 2), "good", &job).ok());
+  ASSERT_TRUE(Reaches(job.id(), v1::JOB_STATE_RUNNING));
+  Stop(SIGKILL);
+  Start();
+  EXPECT_EQ(Get(job.id()).state(), v1::JOB_STATE_RUNNING);
+  EXPECT_EQ(Nodes().coordinator_epoch(), 2);
+  EXPECT_EQ(Nodes().nodes(0).state(), v1::NODE_STATE_UNKNOWN);
+  EXPECT_EQ(Nodes().nodes(0).slots(0).state(), v1::SLOT_STATE_UNKNOWN);
+  a = Worker("a", false, "second");  // a new incarnation proves the old ranks gone
+  ASSERT_TRUE(Reaches(job.id(), v1::JOB_STATE_FAILED));
+  EXPECT_EQ(Get(job.id()).cause().kind(), v1::CAUSE_KIND_NODE_LOST);
+  EXPECT_EQ(WEXITSTATUS(Stop(SIGTERM)), 0);
+}
+
+TEST_F(CoordinatorDaemon, ASecondOneOnTheSameStateIsRefused) {
+  const pid_t second = Spawn();
+  int status = 0;
+  waitpid(second, &status, 0);
+  EXPECT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 1);
+}
+
+}  // namespace
+}  // namespace upipe::coordinator

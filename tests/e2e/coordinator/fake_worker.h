@@ -1,0 +1,61 @@
+// A worker that speaks the Session protocol over real gRPC and runs no processes: its ranks obey at
+// once. The test sees every message and decides what ranks report.
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "upipe/v1/worker_service.grpc.pb.h"
+
+namespace upipe::coordinator {
+
+class FakeWorker {
+ public:
+  struct Options {
+    std::string address;  // of the coordinator
+    std::string name;
+    std::string incarnation = "first";
+    int slots = 2;
+    int64_t memory_per_rank_bytes = 64 << 20;
+    bool finish_when_met = true;  // ranks run one step and exit 0 once they have the address table
+  };
+  explicit FakeWorker(Options options);
+  ~FakeWorker();
+
+  // Ends rank `rank` of whatever job it runs here: EXITED with `report`'s exit, then GONE.
+  void EndRank(int rank, int exit_code);
+  // The epoch of the last HelloAck; 0 before.
+  int64_t epoch() const;
+  int num_live() const;
+
+ private:
+  void Read();
+  void Beat();
+  void Handle(const v1::CoordinatorMessage& message);
+  void Send(v1::WorkerMessage message);
+  void Report(v1::RankReport& rank, v1::RankState state);
+  void Finish(v1::RankReport& rank);
+  void Upload(const v1::OpenLog& request);
+
+  const Options options_;
+  std::shared_ptr<grpc::Channel> channel_;
+  std::unique_ptr<v1::WorkerService::Stub> stub_;
+  grpc::ClientContext context_;
+  std::unique_ptr<grpc::ClientReaderWriter<v1::WorkerMessage, v1::CoordinatorMessage>> stream_;
+  mutable std::mutex mutex_;
+  uint64_t sequence_ = 0;
+  int64_t epoch_ = 0;
+  std::map<int, v1::RankReport> ranks_;  // by rank number
+  std::condition_variable end_;
+  bool ending_ = false;
+  std::thread reader_;
+  std::thread heart_;
+};
+
+}  // namespace upipe::coordinator

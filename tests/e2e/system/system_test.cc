@@ -1,0 +1,148 @@
+// The built binaries together: a job from YAML to SUCCEEDED over two workers and UCX, the same bits as threads in one
+// process, queueing, cancelling, and every kind of bad input refused with one sentence and nothing started.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "tests/support/cluster/cluster.h"
+
+namespace upipe {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::Cluster;
+using testing::CommandResult;
+
+class SystemTest : public ::testing::Test {
+ protected:
+  SystemTest() : cluster_(absl::StrCat(::testing::TempDir(), "upipe-system-", getpid())) {
+    cluster_.StartCoordinator();
+    cluster_.StartWorker("w0", 2);
+    cluster_.StartWorker("w1", 2);
+  }
+  // Submits and returns the id, which -o json prints.
+  std::string Submit(const std::string& file) {
+    const CommandResult result = cluster_.Upipe({"submit", file, "-o", "json"});
+    EXPECT_EQ(result.exit_code, 0) << result.errors;
+    const auto json = nlohmann::json::parse(result.output, nullptr, false);
+    return json.is_object() ? json.value("id", "") : "";
+  }
+  void ExpectAllSlotsFree() {
+    cluster_.Await("every slot to be FREE", absl::Seconds(10), [&] {
+      int free = 0;
+      for (const auto& node : cluster_.Nodes()) {
+        for (const auto& slot : node.value("slots", nlohmann::json::array())) {
+          free += slot.value("state", "") == "SLOT_STATE_FREE";
+        }
+      }
+      return free == 4;
+    });
+  }
+
+  const int segments_before_ = testing::NumSharedMemorySegments();
+  Cluster cluster_;
+};
+
+TEST_F(SystemTest, TrainersOverUcxGiveTheBitsOfThreadsInOneProcess) {
+  const std::string file = cluster_.JobFile("bits", 4, 5);
+  const std::string job = Submit(file);
+  EXPECT_EQ(cluster_.Upipe({"wait", job}, absl::Seconds(90)).exit_code, 0);
+  const auto described = cluster_.Describe(job);
+  EXPECT_EQ(described.value("shown_state", ""), "SUCCEEDED");
+  const auto report = described["last_report"];
+  EXPECT_EQ(report.value("step", ""), "5");
+
+  const std::string metrics = cluster_.folder() + "/threads.jsonl";
+  const CommandResult threads =
+      testing::RunCommand({testing::BinDir() + "/upipe-run", file, "--metrics", metrics, "--quiet"});
+  ASSERT_EQ(threads.exit_code, 0) << threads.errors;
+  bool compared = false;
+  std::ifstream lines(metrics);
+  for (std::string line; std::getline(lines, line);) {
+    const auto row = nlohmann::json::parse(line);
+    if (row["rank"] != 0 || row["report"].value("step", "") != "5") continue;
+    compared = true;
+    for (const char* field : {"loss", "grad_norm", "held_out_loss"}) {
+      EXPECT_EQ(row["report"][field], report[field]) << field;
+    }
+    // Measured equals planned, in both, to the byte.
+    const auto planned = described["plan"]["ranks"][0]["memory"];
+    EXPECT_EQ(report["memory"]["arena_bytes"], planned["arena_bytes"]);
+    EXPECT_EQ(row["report"]["memory"]["peak_bytes"], planned["peak_bytes"]);
+  }
+  EXPECT_TRUE(compared);
+  ExpectAllSlotsFree();
+  EXPECT_TRUE(testing::TrainersOf(job).empty());
+  EXPECT_EQ(testing::NumSharedMemorySegments(), segments_before_);
+}
+
+TEST_F(SystemTest, BusySlotsQueueAndLogsAreReadable) {
+  const std::string first = Submit(cluster_.JobFile("first", 4, 100000));
+  cluster_.AwaitStep(first, absl::Seconds(60));
+  const std::string second = Submit(cluster_.JobFile("second", 2, 2));
+  cluster_.AwaitState(second, "QUEUED", absl::Seconds(20));
+  EXPECT_NE(cluster_.Describe(second).value("reason", ""), "");
+  EXPECT_EQ(cluster_.Upipe({"cancel", first}).exit_code, 0);
+  EXPECT_EQ(cluster_.Upipe({"wait", first}).exit_code, 3);
+  EXPECT_TRUE(testing::TrainersOf(first).empty());
+  EXPECT_EQ(cluster_.Upipe({"wait", second}).exit_code, 0);
+  EXPECT_EQ(cluster_.Upipe({"logs", first, "--rank", "1"}).exit_code, 0);
+  EXPECT_EQ(cluster_.Upipe({"cancel", first}).exit_code, 0);  // idempotent
+  ExpectAllSlotsFree();
+  EXPECT_EQ(testing::NumSharedMemorySegments(), segments_before_);
+}
+
+TEST_F(SystemTest, BadInputIsRefusedWithItsNumberAndStartsNothing) {
+  const std::string good = cluster_.JobFile("good", 4, 3);
+  auto write = [&](const std::string& name, const std::string& text) {
+    const std::string path = absl::StrCat(cluster_.folder(), "/", name, ".yaml");
+    std::ofstream(path) << text;
+    return path;
+  };
+  std::ifstream in(good);
+  const std::string text((std::istreambuf_iterator<char>(in)), {});
+  struct Bad {
+    std::vector<std::string> arguments;
+    std::vector<std::string> says;
+  };
+  const std::vector<Bad> cases = {
+      {{"submit", good, "--set", "model.num_kv_heads=3"}, {"3", "8"}},
+      {{"submit", good, "--set", "parallel.heads_per_stage=6"}, {"6", "4"}},
+      {{"submit", good, "--set", "parallel.heads_per_stage=auto"}, {"heads_per_stage", "auto"}},
+      {{"submit", good, "--set", "train.context=4M", "--set", "train.memory_per_rank=1MiB"}, {"1.0 MiB"}},
+      {{"submit", good, "--set", "parallel.ranks=5", "--set", "parallel.heads_per_stage=5"}, {"5", "4"}},
+      {{"submit", good, "--set", "data.path=/nonexistent/data"}, {"/nonexistent/data"}},
+      {{"submit", write("unknown", text + "trian: {steps: 3}\n")}, {"trian", "train"}},
+      {{"submit", write("duplicate", text + "name: again\n")}, {"name", "6"}},
+      {{"submit", write("garbage", std::string("\x7f""ELF\0\1\2", 7))}, {"garbage.yaml"}},
+      {{"submit", cluster_.folder() + "/missing.yaml"}, {"missing.yaml"}},
+      {{"submit", good, "--set", "model.vocab_size=100"}, {"257", "100"}},
+  };
+  for (const Bad& bad : cases) {
+    const CommandResult result = cluster_.Upipe(bad.arguments);
+    const std::string where = absl::StrCat(bad.arguments.back(), "\n", result.output, result.errors);
+    EXPECT_NE(result.exit_code, 0) << where;
+    for (const std::string& word : bad.says) EXPECT_THAT(result.errors + result.output, HasSubstr(word)) << where;
+  }
+  // Binary garbage where packed data should be.
+  std::filesystem::copy(cluster_.Data(), cluster_.folder() + "/broken");
+  std::ofstream(cluster_.folder() + "/broken/train.tokens", std::ios::binary) << std::string(5000, '\xa5');
+  const CommandResult broken =
+      cluster_.Upipe({"submit", good, "--set", "data.path=" + cluster_.folder() + "/broken"});
+  EXPECT_NE(broken.exit_code, 0);
+  EXPECT_THAT(broken.errors + broken.output, HasSubstr("train.tokens"));
+  const auto jobs = nlohmann::json::parse(cluster_.Upipe({"list", "-o", "json"}).output);
+  for (const auto& job : jobs.value("jobs", nlohmann::json::array())) {
+    EXPECT_EQ(job.value("shown_state", ""), "FAILED") << job;
+    EXPECT_TRUE(testing::TrainersOf(job.value("id", "?")).empty());
+  }
+  ExpectAllSlotsFree();
+}
+
+}  // namespace
+}  // namespace upipe

@@ -1,0 +1,113 @@
+// kill -9 of a trainer, a worker and the coordinator under a running job: the job ends or goes on as CONTROL-PLANE says,
+// every death is explained, and no process, shared memory or slot is left behind.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include "absl/strings/str_cat.h"
+#include "tests/support/cluster/cluster.h"
+
+namespace upipe {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::Cluster;
+using testing::CommandResult;
+using testing::TrainersOf;
+
+constexpr int kForever = 1000000;
+
+class KillTest : public ::testing::Test {
+ protected:
+  KillTest() : cluster_(absl::StrCat(::testing::TempDir(), "upipe-kill-", getpid())) {}
+
+  void Start(double autonomy_seconds = 3) {
+    cluster_.StartCoordinator(autonomy_seconds);
+    cluster_.StartWorker("w0", 2);
+    cluster_.StartWorker("w1", 2);
+  }
+  std::string RunningJob(int steps = kForever) {
+    const CommandResult result = cluster_.Upipe({"submit", cluster_.JobFile("job", 4, steps), "-o", "json"});
+    EXPECT_EQ(result.exit_code, 0) << result.errors;
+    const std::string job = nlohmann::json::parse(result.output).value("id", "");
+    cluster_.AwaitStep(job, absl::Seconds(60));
+    EXPECT_EQ(TrainersOf(job).size(), 4u);
+    return job;
+  }
+  int SlotsIn(const std::string& worker, const std::string& state) {
+    int count = 0;
+    for (const auto& node : cluster_.Nodes()) {
+      if (node["worker"] != worker) continue;
+      for (const auto& slot : node.value("slots", nlohmann::json::array())) count += slot.value("state", "") == state;
+    }
+    return count;
+  }
+  void ExpectNothingLeft(const std::string& job) {
+    EXPECT_TRUE(TrainersOf(job).empty());
+    cluster_.Await("shared memory to be gone", absl::Seconds(5),
+                   [&] { return testing::NumSharedMemorySegments() == segments_before_; });
+  }
+
+  const int segments_before_ = testing::NumSharedMemorySegments();
+  Cluster cluster_;
+};
+
+TEST_F(KillTest, TrainerKilledFailsTheJobWithItsRankAndSignal) {
+  Start();
+  const std::string job = RunningJob();
+  kill(TrainersOf(job).front(), SIGKILL);
+  EXPECT_EQ(cluster_.Upipe({"wait", job}).exit_code, 1);
+  const auto described = cluster_.Describe(job);
+  EXPECT_EQ(described.value("shown_state", ""), "FAILED");
+  EXPECT_EQ(described["cause"].value("signal", 0), SIGKILL) << described["cause"];
+  EXPECT_TRUE(described["cause"].contains("rank")) << described["cause"];
+  cluster_.Await("all slots FREE", absl::Seconds(10), [&] {
+    return SlotsIn("w0", "SLOT_STATE_FREE") == 2 && SlotsIn("w1", "SLOT_STATE_FREE") == 2;
+  });
+  ExpectNothingLeft(job);
+}
+
+TEST_F(KillTest, WorkerKilledFailsTheJobAndItsSlotsAreUnknownUntilItSaysHello) {
+  Start();
+  const std::string job = RunningJob();
+  cluster_.KillWorker("w1");
+  cluster_.Await("the dead worker's slots to be UNKNOWN", absl::Seconds(10),
+                 [&] { return SlotsIn("w1", "SLOT_STATE_UNKNOWN") == 2; });
+  EXPECT_EQ(cluster_.Upipe({"wait", job}).exit_code, 1);
+  EXPECT_NE(cluster_.Describe(job)["cause"].value("message", ""), "");
+  cluster_.Await("the live worker's slots FREE", absl::Seconds(15),
+                 [&] { return SlotsIn("w0", "SLOT_STATE_FREE") == 2; });
+  ExpectNothingLeft(job);
+  cluster_.StartWorker("w1", 2);
+  cluster_.Await("its slots FREE after hello", absl::Seconds(15),
+                 [&] { return SlotsIn("w1", "SLOT_STATE_FREE") == 2; });
+}
+
+TEST_F(KillTest, CoordinatorKilledAndRestartedAdoptsTheRunningJob) {
+  Start(/*autonomy_seconds=*/60);
+  const std::string job = RunningJob(/*steps=*/400);
+  cluster_.KillCoordinator();
+  EXPECT_EQ(TrainersOf(job).size(), 4u);
+  cluster_.StartCoordinator(60);
+  cluster_.Await("both workers READY again", absl::Seconds(20), [&] {
+    int ready = 0;
+    for (const auto& node : cluster_.Nodes()) ready += node.value("state", "") == "NODE_STATE_READY";
+    return ready == 2;
+  });
+  EXPECT_EQ(cluster_.Upipe({"wait", job}, absl::Seconds(120)).exit_code, 0);
+  EXPECT_EQ(cluster_.Describe(job).value("generation", ""), "1");
+  ExpectNothingLeft(job);
+}
+
+TEST_F(KillTest, CoordinatorGoneForGoodWorkersKillTheirRanksAfterA) {
+  Start();
+  const std::string job = RunningJob();
+  cluster_.KillCoordinator();
+  EXPECT_EQ(TrainersOf(job).size(), 4u);
+  cluster_.Await("the workers to kill their ranks", absl::Seconds(15), [&] { return TrainersOf(job).empty(); });
+  ExpectNothingLeft(job);
+}
+
+}  // namespace
+}  // namespace upipe

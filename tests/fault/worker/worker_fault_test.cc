@@ -1,0 +1,419 @@
+// A real upipe-worker, real processes and a coordinator in the test: what the control plane
+// promises when trainers, worker or coordinator die.
+#include <arpa/inet.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "common/clock.h"
+#include "common/ids.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/fault/worker/fake_coordinator.h"
+#include "tests/fault/worker/worker_process.h"
+#include "worker/launcher/cgroup.h"
+#include "worker/launcher/proc_scan.h"
+#include "worker/launcher/rank_log.h"
+
+namespace upipe::worker {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+// Both containments, where this machine has cgroup2.
+class WorkerFault : public ::testing::TestWithParam<bool> {
+ protected:
+  void SetUp() override {
+    if (GetParam() && !FindWritableCgroup2().has_value())
+      GTEST_SKIP() << "no writable cgroup2 here";
+    std::string pattern = (std::filesystem::temp_directory_path() / "worker-fault-XXXXXX").string();
+    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
+    root_ = pattern;
+    std::filesystem::create_directories(state_dir());
+    coordinator_ = std::make_unique<FakeCoordinator>();
+    StartWorker();
+    ASSERT_TRUE(coordinator_->WaitUntil([&] { return !coordinator_->hellos.empty(); }));
+  }
+  void TearDown() override {
+    if (root_.empty()) return;
+    if (worker_ != nullptr) worker_.reset();
+    ExpectNothingLeft();
+    if (HasFailure()) {
+      std::ifstream log(root_ + "/worker.log");
+      std::stringstream text;
+      text << log.rdbuf();
+      std::cerr << text.str();
+    }
+    std::filesystem::remove_all(root_);
+  }
+  std::string state_dir() const { return root_ + "/state"; }
+  std::string RankDir(int64_t generation, int rank) const {
+    return absl::StrCat(state_dir(), "/ranks/job-1/g", generation, "/r", rank);
+  }
+  void StartWorker() {
+    worker_ = std::make_unique<WorkerProcess>(
+        WorkerProcess::Options{coordinator_->address(), root_, FAKE_TRAINER, GetParam()});
+  }
+  std::string NewNonce() { return nonces_.emplace_back(RandomNonce()); }
+
+  std::vector<int> Processes() const {
+    std::vector<int> pids;
+    for (const std::string& nonce : nonces_) {
+      for (int rank = 0; rank < 2; ++rank) {
+        for (const int pid : ProcessesOf({nonce, rank})) pids.push_back(pid);
+      }
+    }
+    return pids;
+  }
+  void ExpectNothingLeft() {
+    EXPECT_THAT(Processes(), ElementsAre());
+    for (const std::string& nonce : nonces_) {
+      for (int rank = 0; rank < 2; ++rank) {
+        if (const auto folder = FindWritableCgroup2(); folder.has_value()) {
+          EXPECT_FALSE(std::filesystem::exists(absl::StrCat(*folder, "/upipe-", nonce, "-", rank)));
+        }
+      }
+      for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
+        EXPECT_FALSE(absl::StrContains(entry.path().string(), nonce)) << entry.path();
+      }
+    }
+  }
+  // Two ranks, past the rendezvous.
+  std::string StartTwo(const std::string& mode, int64_t generation = 1) {
+    const std::string nonce = NewNonce();
+    for (int rank = 0; rank < 2; ++rank)
+      coordinator_->Start(mode, generation, nonce, rank, rank, 2);
+    for (int rank = 0; rank < 2; ++rank) {
+      EXPECT_TRUE(coordinator_->WaitForState(rank, v1::RANK_STATE_READY, generation));
+    }
+    coordinator_->SendPeers(generation, nonce);
+    return nonce;
+  }
+  bool LogHolds(int64_t generation, int rank, const std::string& text) {
+    return Eventually([&] {
+      const absl::StatusOr<LogPiece> log = ReadRankLog(RankDir(generation, rank), 0, 1 << 20);
+      return log.ok() && absl::StrContains(log->data, text);
+    });
+  }
+  v1::RankReport Report(int rank, int64_t generation = 1) {
+    v1::RankReport report;
+    coordinator_->WaitUntil([&] {
+      report = coordinator_->ranks[{generation, rank}];
+      return true;
+    });
+    return report;
+  }
+
+  std::string root_;
+  std::unique_ptr<FakeCoordinator> coordinator_;
+  std::unique_ptr<WorkerProcess> worker_;
+  std::vector<std::string> nonces_;
+};
+
+TEST_P(WorkerFault, AWholeLife) {
+  StartTwo("train");
+  for (int rank = 0; rank < 2; ++rank) {
+    ASSERT_TRUE(coordinator_->WaitForState(rank, v1::RANK_STATE_GONE));
+    const v1::RankReport report = Report(rank);
+    EXPECT_EQ(report.exit_code(), 0);
+    EXPECT_FALSE(report.has_cause()) << report.cause().DebugString();
+    EXPECT_EQ(report.plan_hash(), 77u);
+    EXPECT_EQ(report.address(), absl::StrCat("address of ", rank));
+    EXPECT_TRUE(LogHolds(1, rank, "step 3"));
+  }
+  EXPECT_EQ(coordinator_->progress[0].step(), 3);
+  EXPECT_TRUE(Eventually([&] {
+    std::ifstream file(RankDir(1, 0) + "/metrics.jsonl");
+    std::string line;
+    int lines = 0;
+    while (std::getline(file, line)) ++lines;
+    return lines == 3;
+  }));
+  const v1::Hello& hello = coordinator_->hellos.front();
+  EXPECT_EQ(hello.num_slots(), 2);
+  EXPECT_EQ(hello.memory_per_rank_bytes(), 1 << 30);
+  EXPECT_EQ(hello.containment(), GetParam() ? "cgroup2" : "subreaper");
+  EXPECT_THAT(hello.metrics_address(), HasSubstr("127.0.0.1:"));
+}
+
+TEST_P(WorkerFault, ACrashTakesTheSiblingsAndNamesTheFirst) {
+  const std::string nonce = StartTwo("hang");
+  ASSERT_TRUE(LogHolds(1, 0, "ready"));
+  ASSERT_TRUE(LogHolds(1, 1, "ready"));
+  kill(ProcessesOf({nonce, 1}).at(0), SIGABRT);
+  ASSERT_TRUE(coordinator_->WaitForState(0, v1::RANK_STATE_GONE));
+  ASSERT_TRUE(coordinator_->WaitForState(1, v1::RANK_STATE_GONE));
+  const v1::RankReport crashed = Report(1);
+  EXPECT_EQ(crashed.signal(), SIGABRT);
+  EXPECT_FALSE(crashed.signal_sent_by_worker());
+  EXPECT_EQ(crashed.cause().kind(), v1::CAUSE_KIND_SIGNAL);
+  EXPECT_THAT(crashed.cause().log_tail(), ElementsAre("rank 1 does hang", "ready"));
+  EXPECT_THAT(crashed.cause().evidence(), HasSubstr("rank 0 is behind, at collective 100 of 101"));
+  const v1::RankReport sibling = Report(0);
+  EXPECT_EQ(sibling.signal(), SIGKILL);
+  EXPECT_TRUE(sibling.signal_sent_by_worker());
+  EXPECT_EQ(sibling.cause().kind(), v1::CAUSE_KIND_PEER_FAILURE);
+}
+
+TEST_P(WorkerFault, ExitCodeIsReported) {
+  StartTwo("exit:7@0");
+  ASSERT_TRUE(coordinator_->WaitForState(0, v1::RANK_STATE_GONE));
+  EXPECT_EQ(Report(0).exit_code(), 7);
+  EXPECT_EQ(Report(0).cause().kind(), v1::CAUSE_KIND_EXIT_CODE);
+  ASSERT_TRUE(coordinator_->WaitForState(1, v1::RANK_STATE_GONE));
+}
+
+TEST_P(WorkerFault, AKilledTrainerIsASignalWeDidNotSend) {
+  StartTwo("hang");
+  ASSERT_TRUE(coordinator_->WaitForState(1, v1::RANK_STATE_RUNNING));
+  const std::vector<int> pids = ProcessesOf({nonces_[0], 1});
+  ASSERT_EQ(pids.size(), 1u);
+  kill(pids[0], SIGKILL);
+  ASSERT_TRUE(coordinator_->WaitForState(1, v1::RANK_STATE_GONE));
+  EXPECT_FALSE(Report(1).signal_sent_by_worker());
+  EXPECT_THAT(Report(1).cause().evidence(), HasSubstr("SIGKILL we did not send"));
+  ASSERT_TRUE(coordinator_->WaitForState(0, v1::RANK_STATE_GONE));
+}
+
+TEST_P(WorkerFault, CancelWithGraceThenKill) {
+  const std::string nonce = StartTwo("ignore-term@0");
+  ASSERT_TRUE(LogHolds(1, 0, "ready"));
+  ASSERT_TRUE(LogHolds(1, 1, "ready"));
+  coordinator_->Stop(1, nonce, 300);
+  ASSERT_TRUE(coordinator_->WaitForState(0, v1::RANK_STATE_GONE));
+  ASSERT_TRUE(coordinator_->WaitForState(1, v1::RANK_STATE_GONE));
+  EXPECT_EQ(Report(0).signal(), SIGKILL);
+  EXPECT_EQ(Report(1).signal(), SIGTERM);
+  EXPECT_TRUE(Report(0).signal_sent_by_worker());
+  EXPECT_TRUE(Report(1).signal_sent_by_worker());
+  coordinator_->Start("train", 1, NewNonce(), 0, 0, 2);  // the stopped generation may not come back
+  ASSERT_TRUE(coordinator_->WaitUntil([&] {
+    return absl::StrContains(coordinator_->ranks[{1, 0}].cause().message(),
+                             "already ordered to stop");
+  }));
+}
+
+TEST_P(WorkerFault, AnEscapedGrandchildDiesWithItsRank) {
+  const std::string nonce = StartTwo("grandchild@0");
+  ASSERT_TRUE(LogHolds(1, 0, "grandchild"));
+  EXPECT_TRUE(Eventually([&] { return ProcessesOf({nonce, 0}).size() == 2; }));
+  coordinator_->Stop(1, nonce, 0);
+  ASSERT_TRUE(coordinator_->WaitForState(0, v1::RANK_STATE_GONE));
+  EXPECT_THAT(ProcessesOf({nonce, 0}), ElementsAre());
+  ASSERT_TRUE(coordinator_->WaitForState(1, v1::RANK_STATE_GONE));
+}
+
+TEST_P(WorkerFault, WithoutACoordinatorTheRanksDieAfterTheAutonomyAndTheResultsAreKept) {
+  StartTwo("hang");
+  ASSERT_TRUE(coordinator_->WaitForState(0, v1::RANK_STATE_RUNNING));
+  ASSERT_TRUE(coordinator_->WaitForState(1, v1::RANK_STATE_RUNNING));
+  const std::string address = coordinator_->address();
+  const BootTime left = SystemClock().Now();
+  coordinator_.reset();
+  EXPECT_EQ(Processes().size(), 2u);
+  ASSERT_TRUE(Eventually([&] { return Processes().empty(); }));
+  const absl::Duration lived = SystemClock().Now() - left;
+  EXPECT_GE(lived,
+            absl::Milliseconds(2700));  // A = 3 s since the last acknowledged heartbeat, H = 0.2 s
+  EXPECT_LE(lived, absl::Milliseconds(5000));  // E - M
+  coordinator_ = std::make_unique<FakeCoordinator>(address);
+  ASSERT_TRUE(coordinator_->WaitForState(0, v1::RANK_STATE_GONE));
+  ASSERT_TRUE(coordinator_->WaitForState(1, v1::RANK_STATE_GONE));
+  EXPECT_EQ(coordinator_->hellos.front().ranks_size(), 2);
+  EXPECT_EQ(coordinator_->hellos.front().ranks(0).state(), v1::RANK_STATE_GONE);
+  EXPECT_EQ(Report(0).cause().kind(), v1::CAUSE_KIND_NODE_LOST);
+}
+
+TEST_P(WorkerFault, ABriefAbsenceChangesNothing) {
+  const std::string nonce = StartTwo("hang");
+  ASSERT_TRUE(coordinator_->WaitForState(0, v1::RANK_STATE_RUNNING));
+  ASSERT_TRUE(coordinator_->WaitForState(1, v1::RANK_STATE_RUNNING));
+  const std::string address = coordinator_->address();
+  coordinator_.reset();
+  coordinator_ = std::make_unique<FakeCoordinator>(address);
+  ASSERT_TRUE(coordinator_->WaitUntil([&] { return !coordinator_->hellos.empty(); }));
+  EXPECT_EQ(coordinator_->hellos.front().ranks_size(), 2);
+  EXPECT_EQ(coordinator_->hellos.front().ranks(1).state(), v1::RANK_STATE_RUNNING);
+  coordinator_->Stop(1, nonce, 0);
+  ASSERT_TRUE(coordinator_->WaitForState(0, v1::RANK_STATE_GONE));
+  ASSERT_TRUE(coordinator_->WaitForState(1, v1::RANK_STATE_GONE));
+}
+
+TEST_P(WorkerFault, AKilledWorkerLeavesNoTrainerAndTheNextOneKillsTheRestBeforeHello) {
+  const std::string nonce = StartTwo("grandchild@0");
+  ASSERT_TRUE(LogHolds(1, 0, "grandchild"));
+  ASSERT_TRUE(LogHolds(1, 1, "ready"));
+  ASSERT_TRUE(Eventually([&] { return Processes().size() == 3; }));  // the middle child has left
+  worker_->End(SIGKILL);
+  // The trainers die with their worker; the escaped grandchild does not.
+  ASSERT_TRUE(Eventually([&] { return Processes().size() <= 1; }));
+  EXPECT_EQ(ProcessesOf({nonce, 0}).size(), 1u);
+  size_t left_at_hello = 99;
+  StartWorker();
+  ASSERT_TRUE(coordinator_->WaitUntil([&] {
+    if (coordinator_->hellos.size() < 2) return false;
+    left_at_hello = Processes().size();
+    return true;
+  }));
+  EXPECT_EQ(left_at_hello, 0u);
+  EXPECT_EQ(coordinator_->hellos[1].ranks_size(), 0);
+  EXPECT_NE(coordinator_->hellos[1].incarnation(), coordinator_->hellos[0].incarnation());
+}
+
+TEST_P(WorkerFault, AKilledWorkersGenerationsAreRemembered) {
+  StartTwo("hang", 5);
+  ASSERT_TRUE(coordinator_->WaitForState(0, v1::RANK_STATE_RUNNING, 5));
+  worker_->End(SIGKILL);
+  StartWorker();
+  ASSERT_TRUE(coordinator_->WaitUntil([&] { return coordinator_->hellos.size() == 2; }));
+  coordinator_->Start("train", 4, NewNonce(), 0, 0, 2);
+  ASSERT_TRUE(coordinator_->WaitForState(0, v1::RANK_STATE_GONE, 4));
+  EXPECT_THAT(Report(0, 4).cause().message(), HasSubstr("lower than 5"));
+}
+
+TEST_P(WorkerFault, StartsAreIdempotentAndFenced) {
+  const std::string nonce = StartTwo("hang", 2);
+  ASSERT_TRUE(coordinator_->WaitForState(0, v1::RANK_STATE_RUNNING, 2));
+  ASSERT_TRUE(coordinator_->WaitForState(1, v1::RANK_STATE_RUNNING, 2));
+  coordinator_->Start("hang", 2, nonce, 0, 0, 2);  // the same again: reported, not started
+  coordinator_->Start("hang", 1, NewNonce(), 0, 0, 2);
+  ASSERT_TRUE(coordinator_->WaitForState(0, v1::RANK_STATE_GONE, 1));
+  EXPECT_THAT(Report(0, 1).cause().message(), HasSubstr("lower than 2"));
+  EXPECT_EQ(ProcessesOf({nonce, 0}).size(), 1u);
+
+  // A higher generation replaces both, each slot only after its proof.
+  const std::string next = NewNonce();
+  coordinator_->Start("train", 3, next, 0, 0, 2);
+  coordinator_->Start("train", 3, next, 1, 1, 2);
+  ASSERT_TRUE(coordinator_->WaitForState(0, v1::RANK_STATE_READY, 3));
+  ASSERT_TRUE(coordinator_->WaitForState(1, v1::RANK_STATE_READY, 3));
+  EXPECT_THAT(ProcessesOf({nonce, 0}), ElementsAre());
+  EXPECT_THAT(ProcessesOf({nonce, 1}), ElementsAre());
+  EXPECT_EQ(Report(0, 2).state(), v1::RANK_STATE_GONE);
+  coordinator_->SendPeers(3, next);
+  ASSERT_TRUE(coordinator_->WaitForState(0, v1::RANK_STATE_GONE, 3));
+  ASSERT_TRUE(coordinator_->WaitForState(1, v1::RANK_STATE_GONE, 3));
+  EXPECT_EQ(Report(0, 3).exit_code(), 0);
+}
+
+TEST_P(WorkerFault, ResultsAreRepeatedUntilAcknowledged) {
+  coordinator_->set_acknowledge_ranks(false);
+  StartTwo("train");
+  ASSERT_TRUE(coordinator_->WaitForState(0, v1::RANK_STATE_GONE));
+  ASSERT_TRUE(coordinator_->WaitForState(1, v1::RANK_STATE_GONE));
+  const std::string address = coordinator_->address();
+  coordinator_.reset();
+  coordinator_ = std::make_unique<FakeCoordinator>(address);
+  ASSERT_TRUE(
+      coordinator_->WaitForState(0, v1::RANK_STATE_GONE));  // heard again, and acknowledged now
+  ASSERT_TRUE(coordinator_->WaitForState(1, v1::RANK_STATE_GONE));
+  EXPECT_EQ(Report(0).exit_code(), 0);
+  coordinator_.reset();
+  coordinator_ = std::make_unique<FakeCoordinator>(address);
+  ASSERT_TRUE(coordinator_->WaitUntil([&] { return !coordinator_->hellos.empty(); }));
+  EXPECT_EQ(coordinator_->hellos.front().ranks_size(), 0);
+}
+
+TEST_P(WorkerFault, LogsAreUploadedAndFollowed) {
+  const std::string nonce = StartTwo("hang");
+  ASSERT_TRUE(LogHolds(1, 0, "ready"));
+  coordinator_->OpenLog("whole", 1, 0, 0, false);
+  ASSERT_TRUE(coordinator_->WaitUntil([&] { return coordinator_->logs_ended["whole"]; }));
+  EXPECT_EQ(coordinator_->logs["whole"], "rank 0 does hang\nready\n");
+  coordinator_->OpenLog("tail", 1, 0, -6, true);
+  ASSERT_TRUE(coordinator_->WaitUntil([&] { return coordinator_->logs["tail"] == "ready\n"; }));
+  EXPECT_FALSE(coordinator_->logs_ended["tail"]);
+  coordinator_->Stop(1, nonce, 0);
+  ASSERT_TRUE(coordinator_->WaitUntil([&] { return coordinator_->logs_ended["tail"]; }));
+  coordinator_->OpenLog("missing", 9, 0, 0, false);
+  ASSERT_TRUE(coordinator_->WaitUntil([&] { return coordinator_->logs_ended["missing"]; }));
+  EXPECT_THAT(coordinator_->logs["missing"], HasSubstr("holds no log"));
+}
+
+TEST_P(WorkerFault, SigtermKillsProvesAndLeaves) {
+  StartTwo("grandchild");
+  ASSERT_TRUE(LogHolds(1, 0, "grandchild"));
+  ASSERT_TRUE(LogHolds(1, 1, "grandchild"));
+  const int status = worker_->End(SIGTERM);
+  EXPECT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+  EXPECT_THAT(Processes(), ElementsAre());
+  EXPECT_EQ(Report(0).state(), v1::RANK_STATE_GONE);
+}
+
+TEST_P(WorkerFault, SharedMemoryGoesWithTheRank) {
+  const std::string nonce = StartTwo("shared-memory@0");
+  ASSERT_TRUE(LogHolds(1, 0, "ready"));
+  coordinator_->Stop(1, nonce, 0);
+  ASSERT_TRUE(coordinator_->WaitForState(0, v1::RANK_STATE_GONE));
+  ASSERT_TRUE(coordinator_->WaitForState(1, v1::RANK_STATE_GONE));
+  const std::string log = ReadRankLog(RankDir(1, 0), 0, 4096)->data;
+  const std::string segment = log.substr(
+      log.find("segment ") + 8, log.find('\n', log.find("segment ")) - log.find("segment ") - 8);
+  std::ifstream table("/proc/sysvipc/shm");
+  std::stringstream rows;
+  rows << table.rdbuf();
+  EXPECT_FALSE(absl::StrContains(rows.str(), absl::StrCat(" ", segment, " "))) << segment;
+}
+
+// What GET /metrics of `address` answers.
+std::string Scrape(const std::string& address) {
+  const size_t colon = address.rfind(':');
+  sockaddr_in to{};
+  to.sin_family = AF_INET;
+  to.sin_port = htons(static_cast<uint16_t>(std::stoi(address.substr(colon + 1))));
+  inet_pton(AF_INET, address.substr(0, colon).c_str(), &to.sin_addr);
+  const int fd = socket(AF_INET, SOCK_STREAM, 0);
+  std::string answer;
+  const std::string request = "GET /metrics HTTP/1.0\r\n\r\n";
+  if (connect(fd, reinterpret_cast<sockaddr*>(&to), sizeof to) == 0 &&
+      write(fd, request.data(), request.size()) == static_cast<ssize_t>(request.size())) {
+    char buffer[4096];
+    for (ssize_t got = read(fd, buffer, sizeof buffer); got > 0;
+         got = read(fd, buffer, sizeof buffer)) {
+      answer.append(buffer, static_cast<size_t>(got));
+    }
+  }
+  close(fd);
+  return answer;
+}
+
+TEST_P(WorkerFault, MetricsFollowTheAttemptThatHoldsTheSlot) {
+  const std::string nonce = StartTwo("report");
+  ASSERT_TRUE(coordinator_->WaitUntil([&] { return coordinator_->progress[1].step() == 3; }));
+  const std::string address = coordinator_->hellos.front().metrics_address();
+  const std::string slot = "node=\"n1\",slot=\"1\"";
+  std::string text;
+  ASSERT_TRUE(Eventually([&] {
+    text = Scrape(address);
+    return absl::StrContains(text, absl::StrCat("upipe_steps_total{", slot, ",worker=\"w1\"} 3"));
+  })) << text;
+  EXPECT_THAT(text, HasSubstr(absl::StrCat("upipe_memory_bytes{", slot,
+                                           ",tag=\"weights\",worker=\"w1\"} 1024")));
+  EXPECT_THAT(text,
+              HasSubstr(absl::StrCat("upipe_comm_seconds_total{", slot, ",worker=\"w1\"} 0.75")));
+  EXPECT_THAT(
+      text, HasSubstr("upipe_attempt_info{generation=\"1\",job=\"job-1\",node=\"n1\",rank=\"1\""));
+  coordinator_->Stop(1, nonce, 0);
+  ASSERT_TRUE(coordinator_->WaitForState(0, v1::RANK_STATE_GONE));
+  ASSERT_TRUE(coordinator_->WaitForState(1, v1::RANK_STATE_GONE));
+  text = Scrape(address);
+  EXPECT_THAT(text, ::testing::Not(HasSubstr("upipe_attempt_info{")));
+  EXPECT_THAT(text, ::testing::Not(HasSubstr("upipe_loss{")));
+  EXPECT_THAT(text, HasSubstr("upipe_steps_total{"));
+}
+
+INSTANTIATE_TEST_SUITE_P(Containment, WorkerFault, ::testing::Bool(),
+                         [](const auto& info) { return info.param ? "Cgroup2" : "Subreaper"; });
+
+}  // namespace
+}  // namespace upipe::worker

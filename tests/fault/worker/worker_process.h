@@ -1,0 +1,85 @@
+// A real upipe-worker as a child of the test, in a folder of its own.
+#pragma once
+
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <functional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "common/clock.h"
+#include "gtest/gtest.h"
+
+namespace upipe::worker {
+
+// True as soon as `met` holds; false after 15 s.
+inline bool Eventually(const std::function<bool()>& met) {
+  const BootTime until = SystemClock().Now() + absl::Seconds(15);
+  while (!met()) {
+    if (SystemClock().Now() >= until) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return true;
+}
+
+class WorkerProcess {
+ public:
+  struct Options {
+    std::string coordinator;
+    std::string root;  // exists; state below `state`, output in `worker.log`
+    std::string trainer_binary;
+    bool cgroup = true;
+  };
+  explicit WorkerProcess(const Options& options) {
+    std::vector<std::string> words = {WORKER_BINARY,
+                                      "--coordinator",
+                                      options.coordinator,
+                                      "--name",
+                                      "w1",
+                                      "--node",
+                                      "n1",
+                                      "--slots",
+                                      "2",
+                                      "--memory-per-rank",
+                                      "1GiB",
+                                      "--state-dir",
+                                      options.root + "/state",
+                                      "--trainer-binary",
+                                      options.trainer_binary};
+    if (!options.cgroup) words.push_back("--no-cgroup");
+    std::vector<char*> arguments;
+    for (std::string& word : words) arguments.push_back(word.data());
+    arguments.push_back(nullptr);
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_addopen(&actions, 1, (options.root + "/worker.log").c_str(),
+                                     O_WRONLY | O_CREAT | O_APPEND, 0600);
+    posix_spawn_file_actions_adddup2(&actions, 1, 2);
+    EXPECT_EQ(posix_spawn(&pid_, WORKER_BINARY, &actions, nullptr, arguments.data(), environ), 0);
+    posix_spawn_file_actions_destroy(&actions);
+  }
+  WorkerProcess(const WorkerProcess&) = delete;
+  WorkerProcess& operator=(const WorkerProcess&) = delete;
+  ~WorkerProcess() {
+    if (pid_ != 0) End(SIGTERM);
+  }
+  // Its exit status, as waitpid gives it.
+  int End(int signal) {
+    kill(pid_, signal);
+    int status = 0;
+    waitpid(std::exchange(pid_, 0), &status, 0);
+    return status;
+  }
+
+ private:
+  pid_t pid_ = 0;
+};
+
+}  // namespace upipe::worker

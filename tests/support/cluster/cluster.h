@@ -1,0 +1,73 @@
+// A real coordinator and real workers as child processes on loopback, with the fast timing of docs (H = 0.2 s, K = 2 s, A = 3 s,
+// M = 1 s), and the `upipe` client run against them. For tests of the built binaries.
+#pragma once
+
+#include <sys/types.h>
+
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+
+namespace upipe::testing {
+
+struct CommandResult {
+  int exit_code = -1;  // 128 + signal when killed
+  std::string output;  // stdout
+  std::string errors;  // stderr
+};
+
+// Runs a program to its end. Kills it after `limit` (exit code 137).
+CommandResult RunCommand(const std::vector<std::string>& arguments, absl::Duration limit = absl::Seconds(60));
+
+class Cluster {
+ public:
+  explicit Cluster(const std::string& folder);  // made; removed with the object
+  ~Cluster();                                   // SIGTERM, then SIGKILL, to what still runs
+
+  // Each waits until the daemon is ready, or fails the test.
+  void StartCoordinator(double autonomy_seconds = 3);
+  void StartWorker(const std::string& name, int slots, const std::string& memory_per_rank = "512MiB");
+  void KillCoordinator();  // SIGKILL, reaped
+  void KillWorker(const std::string& name);
+
+  // `upipe --coordinator ADDRESS arguments...`
+  CommandResult Upipe(const std::vector<std::string>& arguments, absl::Duration limit = absl::Seconds(60)) const;
+  nlohmann::json Describe(const std::string& job) const;
+  nlohmann::json Nodes() const;
+  // Polls until done() or fails the test naming `what`.
+  void Await(const std::string& what, absl::Duration limit, const std::function<bool()>& done) const;
+  void AwaitState(const std::string& job, const std::string& shown_state, absl::Duration limit) const;
+  // Until the job has reported a step.
+  void AwaitStep(const std::string& job, absl::Duration limit) const;
+
+  const std::string& folder() const { return folder_; }
+  // A packed corpus of generated text, made on first use.
+  std::string Data();
+  // A job file of a tiny model; returns its path.
+  std::string JobFile(const std::string& name, int ranks, int steps, const std::string& extra = "");
+
+ private:
+  struct Daemon {
+    std::string name;
+    pid_t pid = -1;
+  };
+  pid_t Spawn(const std::vector<std::string>& arguments, const std::string& log);
+  void Kill(Daemon& daemon, int signal);
+
+  std::string folder_;
+  std::string address_;
+  Daemon coordinator_;
+  std::vector<Daemon> workers_;
+};
+
+// Pids of processes started for this job, by their environment.
+std::vector<pid_t> TrainersOf(const std::string& job_id);
+// System V segments of this machine.
+int NumSharedMemorySegments();
+
+std::string BinDir();
+
+}  // namespace upipe::testing

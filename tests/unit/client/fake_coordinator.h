@@ -1,0 +1,93 @@
+// A scripted coordinator: each test queues what Submit, Watch and Logs do next; jobs and nodes are
+// plain data.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "client/rpc/coordinator_client.h"
+#include "common/clock.h"
+
+namespace upipe::client {
+
+// Time that moves only when told to.
+class ManualClock : public Clock {
+ public:
+  BootTime Now() const override { return {now}; }
+  int64_t UnixMillis() const override { return 1769847330000 + absl::ToInt64Milliseconds(now); }
+  absl::Duration now = absl::Hours(1);
+};
+
+class FakeCoordinator : public CoordinatorClient {
+ public:
+  struct WatchScript {
+    std::vector<v1::WatchResponse> messages;
+    absl::Status end;
+    std::function<void()> before_end;
+  };
+
+  absl::StatusOr<v1::Job> Submit(const v1::SubmitRequest& request) override {
+    submitted.push_back(request);
+    return Next(submit_answers);
+  }
+  absl::StatusOr<v1::Job> GetJob(const std::string& id) override {
+    for (const v1::Job& job : jobs) {
+      if (job.id() == id) return job;
+    }
+    return absl::NotFoundError(absl::StrCat("no job ", id));
+  }
+  // Pages of two.
+  absl::StatusOr<v1::ListJobsResponse> ListJobs(const v1::ListJobsRequest& request) override {
+    const size_t from = request.page_token().empty() ? 0 : std::stoul(request.page_token());
+    v1::ListJobsResponse page;
+    for (size_t i = from; i < jobs.size() && i < from + 2; ++i) *page.add_jobs() = jobs[i];
+    if (from + 2 < jobs.size()) page.set_next_page_token(absl::StrCat(from + 2));
+    return page;
+  }
+  absl::StatusOr<v1::Job> Cancel(const std::string& id) override {
+    cancelled.push_back(id);
+    return GetJob(id);
+  }
+  absl::StatusOr<v1::ListNodesResponse> ListNodes() override { return nodes; }
+  absl::Status Watch(const std::string& id, absl::Duration limit,
+                     const OnWatch& on_message) override {
+    watched.emplace_back(id, limit);
+    const WatchScript script = Next(watches);
+    for (const v1::WatchResponse& message : script.messages) {
+      if (!on_message(message)) return absl::OkStatus();
+    }
+    if (script.before_end) script.before_end();
+    return script.end;
+  }
+  absl::Status Logs(const v1::LogsRequest& request, const OnLogs& on_message) override {
+    log_requests.push_back(request);
+    const auto [messages, end] = Next(logs);
+    for (const v1::LogsResponse& message : messages) on_message(message);
+    return end;
+  }
+
+  std::vector<v1::Job> jobs;
+  v1::ListNodesResponse nodes;
+  std::deque<absl::StatusOr<v1::Job>> submit_answers;
+  std::deque<WatchScript> watches;
+  std::deque<std::pair<std::vector<v1::LogsResponse>, absl::Status>> logs;
+  std::vector<v1::SubmitRequest> submitted;
+  std::vector<std::string> cancelled;
+  std::vector<std::pair<std::string, absl::Duration>> watched;
+  std::vector<v1::LogsRequest> log_requests;
+
+ private:
+  // The last entry answers for ever.
+  template <typename T>
+  static T Next(std::deque<T>& queue) {
+    T next = queue.front();
+    if (queue.size() > 1) queue.pop_front();
+    return next;
+  }
+};
+
+}  // namespace upipe::client

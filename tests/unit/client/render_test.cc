@@ -1,0 +1,154 @@
+#include "client/render.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+namespace upipe::client {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::Not;
+
+void SetTag(v1::MemoryUsage& usage, const std::string& tag, int64_t peak) {
+  v1::TagBytes& bytes = *usage.add_tags();
+  bytes.set_tag(tag);
+  bytes.set_peak_bytes(peak);
+}
+
+v1::Job FailedJob() {
+  v1::Job job;
+  job.set_id("demo-abcdef");
+  job.set_state(v1::JOB_STATE_FAILED);
+  job.set_generation(1);
+  job.set_submitted_unix_millis(1769847330000);
+  job.set_started_unix_millis(1769847331000);
+  job.set_ended_unix_millis(1769847581000);
+  v1::JobSpec& spec = *job.mutable_spec();
+  spec.set_name("demo");
+  spec.mutable_model()->set_num_heads(8);
+  spec.mutable_parallel()->set_ranks(2);
+  spec.mutable_parallel()->set_method(v1::METHOD_UPIPE);
+  spec.mutable_parallel()->set_heads_per_stage(2);
+  v1::Cause& cause = *job.mutable_cause();
+  cause.set_kind(v1::CAUSE_KIND_SIGNAL);
+  cause.set_message("rank 1 was killed in step 12");
+  cause.set_rank(1);
+  cause.set_node("host-a");
+  cause.set_signal(9);
+  cause.set_evidence("SIGKILL we did not send (probable)");
+  cause.add_log_tail("step 11 done");
+  cause.add_log_tail("step 12\x1b[2J");
+  *job.mutable_plan()->mutable_spec() = spec;
+  job.mutable_plan()->set_padded_context(8192);
+  job.mutable_plan()->add_notes("bit-identical on any nodes");
+  for (int rank = 0; rank < 2; ++rank) {
+    v1::RankPlan& plan = *job.mutable_plan()->add_ranks();
+    plan.set_rank(rank);
+    plan.mutable_memory()->set_peak_bytes(4096 + rank);
+    SetTag(*plan.mutable_memory(), "weights", 1024);
+    SetTag(*plan.mutable_memory(), "attn_q", 2048 + rank * 1024);
+    v1::RankStatus& status = *job.add_ranks();
+    status.set_rank(rank);
+    status.set_node("host-a");
+    status.set_slot(rank);
+    status.set_state(v1::RANK_STATE_GONE);
+    if (rank == 1) status.set_signal(9);
+    if (rank == 0) status.set_exit_code(1);
+    v1::MemoryUsage& memory = *status.mutable_last_report()->mutable_memory();
+    memory.set_peak_bytes(4096 + rank);
+    SetTag(memory, "weights", 1024);
+    SetTag(memory, "attn_q", 2048 + rank * 512);
+  }
+  v1::JobEvent& event = *job.add_events();
+  event.set_kind("STARTING");
+  event.set_message("two\nlines");
+  return job;
+}
+
+TEST(Render, TablesAlignAndDoNotTrail) {
+  EXPECT_EQ(RenderTable({{"A", "LONG", "C"}, {"xxx", "y", ""}, {"", "z", "w"}}),
+            "A    LONG  C\nxxx  y\n     z     w\n");
+}
+
+TEST(Render, NothingUntrustedReachesTheTerminalRaw) {
+  EXPECT_EQ(Printable("a\x1b[2J\nb"), "a [2J b");
+  EXPECT_THAT(RenderJob(FailedJob(), absl::UnixEpoch()), Not(HasSubstr("\x1b")));
+}
+
+TEST(Render, DescribeTellsTheWholeCause) {
+  const std::string text = RenderJob(FailedJob(), absl::UnixEpoch());
+  EXPECT_THAT(text, AllOf(HasSubstr("Job demo-abcdef: FAILED"), HasSubstr("ran for: 4 min 10 s"),
+                          HasSubstr("  rank 1 was killed in step 12\n  first failing rank: 1 on "
+                                    "host-a, signal 9 (SIGKILL)\n"
+                                    "  kind: SIGNAL\n  evidence: SIGKILL we did not send "
+                                    "(probable)\n  last log lines:\n    step 11 done\n")));
+  EXPECT_THAT(text,
+              AllOf(HasSubstr("exit code 1"), HasSubstr("STARTING"), HasSubstr("two lines"),
+                    HasSubstr("note: bit-identical"), HasSubstr("8 heads on 2 ranks, upipe, U = 2"),
+                    HasSubstr("  name: demo\n")));
+}
+
+TEST(Render, DescribeShowsPlannedBesideMeasuredBytes) {
+  const std::string text = RenderJob(FailedJob(), absl::UnixEpoch());
+  EXPECT_THAT(text, testing::ContainsRegex("weights +1\\.0 KiB +1\\.0 KiB +equal"));
+  EXPECT_THAT(text, testing::ContainsRegex("attn_q +3\\.0 KiB +2\\.5 KiB +-512 B off"));
+  EXPECT_THAT(text, testing::ContainsRegex("all, live +4\\.0 KiB +4\\.0 KiB +equal"));
+}
+
+TEST(Render, ListHasOneRowPerJob) {
+  EXPECT_EQ(RenderJobs({}, absl::UnixEpoch()), "No jobs.\n");
+  v1::Job running;
+  running.set_id("tiny-aaaaaa");
+  running.set_state(v1::JOB_STATE_STOPPING);
+  running.set_shown_state("CANCELLING");
+  running.set_started_unix_millis(1000);
+  running.mutable_last_report()->set_step(3);
+  running.mutable_last_report()->set_total_steps(20);
+  running.mutable_last_report()->set_loss(5.5);
+  const std::string text = RenderJobs({running, FailedJob()}, absl::FromUnixMillis(6000));
+  EXPECT_THAT(
+      text, AllOf(testing::ContainsRegex("tiny-aaaaaa +CANCELLING +0 +3/20 +5\\.5000 +- +5\\.0 s"),
+                  testing::ContainsRegex("demo-abcdef +FAILED +2 +- +- +2026.*rank 1 was killed")));
+}
+
+TEST(Render, NodesShowSlotsAndWarnings) {
+  v1::ListNodesResponse nodes;
+  EXPECT_THAT(RenderNodes(nodes), HasSubstr("No worker"));
+  v1::Node& node = *nodes.add_nodes();
+  node.set_worker("worker-0");
+  node.set_node_id("host-a");
+  node.set_state(v1::NODE_STATE_SUSPECT);
+  node.set_memory_per_rank_bytes(int64_t{2} << 30);
+  node.set_metrics_address("127.0.0.1:4000");
+  node.set_insecure_listen(true);
+  node.add_slots()->set_state(v1::SLOT_STATE_FREE);
+  v1::Slot& busy = *node.add_slots();
+  busy.set_index(1);
+  busy.set_state(v1::SLOT_STATE_BUSY);
+  busy.set_job_id("demo-abcdef");
+  busy.set_rank(3);
+  const std::string text = RenderNodes(nodes);
+  EXPECT_THAT(text,
+              AllOf(testing::ContainsRegex("worker-0 +host-a +SUSPECT +1 BUSY, 1 FREE +2\\.0 GiB"),
+                    HasSubstr("127.0.0.1:4000"),
+                    testing::ContainsRegex("worker-0 +1 +BUSY +demo-abcdef +0 +3"),
+                    HasSubstr("Warning: worker worker-0")));
+}
+
+TEST(Render, JsonKeepsProtoNamesAndEmptyFields) {
+  v1::Job job = FailedJob();
+  job.mutable_spec()->mutable_optimizer()->set_clip_norm(std::numeric_limits<double>::infinity());
+  const auto json = nlohmann::json::parse(RenderJson(job));
+  EXPECT_EQ(json.at("reason"), "");
+  EXPECT_EQ(json.at("cause").at("log_tail").size(), 2u);
+  EXPECT_EQ(json.at("spec").at("optimizer").at("clip_norm"), "Infinity");
+}
+
+}  // namespace
+}  // namespace upipe::client

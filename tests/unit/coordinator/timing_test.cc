@@ -1,0 +1,31 @@
+#include "coordinator/core/timing.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace upipe::coordinator {
+namespace {
+
+TEST(TimingTest, ExpiryIsAutonomyKillBoundAndMargin) {
+  EXPECT_EQ(Timing().Expiry(), absl::Seconds(323));
+  const Timing fast{.heartbeat = absl::Milliseconds(200),
+                    .kill_bound = absl::Seconds(2),
+                    .autonomy = absl::Seconds(3),
+                    .margin = absl::Seconds(1)};
+  EXPECT_EQ(fast.Expiry(), absl::Milliseconds(6030));
+  EXPECT_TRUE(fast.Validate().ok());
+  EXPECT_EQ(fast.ToProto().heartbeat_millis(), 200);
+}
+
+TEST(TimingTest, NamesEveryBrokenRange) {
+  const Timing broken{.heartbeat = absl::Seconds(10),
+                      .kill_bound = absl::ZeroDuration(),
+                      .autonomy = absl::Seconds(30)};
+  const absl::Status status = broken.Validate();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), ::testing::AllOf(::testing::HasSubstr("kill bound"),
+                                                              ::testing::HasSubstr("autonomy")));
+}
+
+}  // namespace
+}  // namespace upipe::coordinator

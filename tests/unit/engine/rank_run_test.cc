@@ -1,0 +1,235 @@
+// One rank's program from its first to its last step, over packed text and with its peers as
+// threads: the same numbers whatever the number of ranks, and one sentence on every rank, never a
+// hang, when the run cannot go on.
+#include "engine/train/rank_run.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "engine/comm/inproc/inproc_communicator.h"
+#include "engine/data/shard_writer.h"
+#include "planner/plan.h"
+#include "tests/support/engine/engine_harness.h"
+#include "tests/support/engine/recording_communicator.h"
+#include "tests/unit/data/temp_folder.h"
+
+namespace upipe::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+class RankRunTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::string text;
+    for (int i = 0; i < 400; ++i) absl::StrAppend(&text, "line ", i * i, "\n");
+    for (const char* name : {data::kTrainShardName, data::kHeldOutShardName}) {
+      const auto header = data::WriteByteShard(folder_.Path(name), {text});
+      ASSERT_TRUE(header.ok()) << header.status();
+    }
+  }
+
+  v1::JobSpec Spec(SmallJob job) const {
+    job.vocab_size = 257;
+    v1::JobSpec spec = MakeSpec(job);
+    spec.mutable_data()->set_path(folder_.Path(""));
+    return spec;
+  }
+
+  v1::RunPlan Plan(const v1::JobSpec& spec) const {
+    auto plan = planner::MakeRunPlan(spec, {});
+    EXPECT_TRUE(plan.ok()) << plan.status();
+    return *std::move(plan);
+  }
+
+  struct Result {
+    std::vector<absl::Status> statuses;                // [ranks]
+    std::vector<std::vector<v1::StepReport>> reports;  // [ranks][steps]
+    std::vector<double> valid_tokens;  // as rank 0 reduced them, one per training step
+  };
+  using OnStep = std::function<void(int rank, int64_t step)>;
+  // Each rank with a plan of its own; `stop` is what each rank is told to watch.
+  Result Run(const std::vector<v1::RunPlan>& plans, const OnStep& on_step = {},
+             const std::vector<const std::atomic<bool>*>& stop = {}) const {
+    const int ranks = static_cast<int>(plans.size());
+    Result result{.statuses = std::vector<absl::Status>(ranks),
+                  .reports = std::vector<std::vector<v1::StepReport>>(ranks),
+                  .valid_tokens = {}};
+    const auto comms =
+        comm::InprocGroup::Create(ranks, {.deadline = absl::Minutes(1), .observer = {}});
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < ranks; ++rank) {
+      threads.emplace_back([&, rank] {
+        const auto device = train::CreateRankDevice(plans[rank], rank);
+        ASSERT_TRUE(device.ok()) << device.status();
+        RecordingCommunicator comm(*comms[rank]);
+        if (rank == 0) {
+          comm.after_all_reduce = [&](const double* values, int64_t count) {
+            if (count == 3) result.valid_tokens.push_back(values[1]);
+          };
+        }
+        result.statuses[rank] =
+            train::TrainRank({.plan = plans[rank],
+                              .rank = rank,
+                              .comm = comm,
+                              .device = **device,
+                              .on_step =
+                                  [&, rank](const v1::StepReport& report) {
+                                    result.reports[rank].push_back(report);
+                                    if (on_step) on_step(rank, report.step());
+                                  },
+                              .stop_requested = stop.empty() ? nullptr : stop[rank]});
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    return result;
+  }
+  Result Run(const v1::JobSpec& spec) const {
+    return Run(std::vector<v1::RunPlan>(spec.parallel().ranks(), Plan(spec)));
+  }
+
+  data::TempFolder folder_;
+};
+
+// Labels are shifted before sharding: the last token of a rank is labelled with the first of the
+// next.
+TEST_F(RankRunTest, ValidTokensAndLossDoNotDependOnTheNumberOfRanks) {
+  double loss = 0, held_out = 0;
+  for (int ranks : {1, 2, 3, 5, 8}) {
+    SCOPED_TRACE(absl::StrCat(ranks, " ranks"));
+    v1::JobSpec spec =
+        Spec({.ranks = ranks, .num_heads = 8, .num_kv_heads = 4, .num_layers = 1, .context = 61});
+    spec.mutable_train()->set_steps(2);
+    const Result result = Run(spec);
+    for (const absl::Status& status : result.statuses) ASSERT_TRUE(status.ok()) << status;
+    EXPECT_THAT(result.valid_tokens, ElementsAre(61, 61));
+    for (const auto& reports : result.reports) {
+      ASSERT_EQ(reports.size(), 2u);
+      EXPECT_EQ(reports[0].loss(), result.reports[0][0].loss());  // the same bits on every rank
+      EXPECT_EQ(reports[1].grad_norm(), result.reports[0][1].grad_norm());
+      EXPECT_EQ(reports[1].held_out_loss(), result.reports[0][1].held_out_loss());
+    }
+    if (ranks == 1) {
+      loss = result.reports[0][0].loss();
+      held_out = result.reports[0][1].held_out_loss();
+    }
+    EXPECT_NEAR(result.reports[0][0].loss(), loss, 1e-5 * loss);
+    EXPECT_NEAR(result.reports[0][1].held_out_loss(), held_out, 1e-4 * held_out);
+  }
+}
+
+TEST_F(RankRunTest, TooManySkippedStepsInARowEndTheRunWithASentence) {
+  v1::JobSpec spec = Spec({.ranks = 3});
+  spec.mutable_train()->set_steps(12);
+  spec.mutable_optimizer()->set_learning_rate(1e30);  // the first update destroys the weights
+  spec.mutable_optimizer()->set_max_skipped_steps(4);
+  const Result result = Run(spec);
+  for (int rank = 0; rank < 3; ++rank) {
+    SCOPED_TRACE(absl::StrCat("rank ", rank));
+    EXPECT_EQ(result.statuses[rank].code(), absl::StatusCode::kFailedPrecondition)
+        << result.statuses[rank];
+    EXPECT_THAT(std::string(result.statuses[rank].message()),
+                AllOf(HasSubstr("4 updates in a row were skipped up to step 5"),
+                      HasSubstr("valid tokens 24"), HasSubstr("optimizer.learning_rate")));
+    const auto& reports = result.reports[rank];
+    ASSERT_EQ(reports.size(), 5u);
+    for (int64_t step = 1; step <= 5; ++step) {
+      EXPECT_EQ(reports[step - 1].skipped(), step > 1) << "step " << step;
+      EXPECT_EQ(reports[step - 1].skipped_steps_total(), step - 1) << "step " << step;
+    }
+  }
+}
+
+TEST_F(RankRunTest, AnyRankAskedToStopStopsAllBeforeTheSameStep) {
+  v1::JobSpec spec = Spec({.ranks = 3});
+  spec.mutable_train()->set_steps(1000);
+  std::atomic<bool> asked{false}, never{false};
+  const Result result = Run(std::vector<v1::RunPlan>(3, Plan(spec)),
+                            [&](int rank, int64_t step) {
+                              if (rank == 2 && step == 2) asked = true;
+                            },
+                            {&never, &asked, &never});
+  const size_t steps = result.reports[0].size();
+  EXPECT_GE(steps, 2u);
+  EXPECT_LE(steps, 4u);
+  for (int rank = 0; rank < 3; ++rank) {
+    EXPECT_EQ(result.statuses[rank],
+              absl::CancelledError(absl::StrCat("asked to stop before step ", steps + 1)));
+    EXPECT_EQ(result.reports[rank].size(), steps) << "rank " << rank;
+  }
+}
+
+TEST_F(RankRunTest, RanksWithAnotherScheduleAreNamedBeforeTheFirstStep) {
+  const SmallJob job{.ranks = 4, .heads_per_rank = 1, .num_heads = 8, .num_kv_heads = 4};
+  SmallJob other = job;
+  other.heads_per_rank = 2;
+  std::vector<v1::RunPlan> plans(4, Plan(Spec(job)));
+  plans[2] = Plan(Spec(other));
+  const Result result = Run(plans);
+  for (int rank = 0; rank < 4; ++rank) {
+    EXPECT_EQ(result.statuses[rank].code(), absl::StatusCode::kFailedPrecondition)
+        << result.statuses[rank];
+    EXPECT_THAT(std::string(result.statuses[rank].message()),
+                AllOf(HasSubstr("head-chunk schedule"), HasSubstr("not so rank 2")));
+    EXPECT_TRUE(result.reports[rank].empty());
+  }
+}
+
+// One rank fails in the middle of a step, with collectives under way that its peers wait in.
+TEST_F(RankRunTest, ARankThatRunsOutOfMemoryEndsAllOfThemWithTheCause) {
+  std::vector<v1::RunPlan> plans(4, Plan(Spec({.ranks = 4, .num_heads = 8, .num_kv_heads = 2})));
+  auto& memory = *plans[3].mutable_ranks(3)->mutable_memory();
+  memory.set_arena_bytes(memory.arena_bytes() - 256);
+  const Result result = Run(plans);
+  for (const absl::Status& status : result.statuses) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("device arena exhausted"));
+  }
+}
+
+TEST_F(RankRunTest, ReportsAgreeWithThePlan) {
+  v1::JobSpec spec = Spec({.ranks = 3, .num_heads = 6, .num_kv_heads = 3, .context = 25});
+  spec.mutable_train()->set_steps(3);
+  spec.mutable_train()->set_eval_every(2);
+  const v1::RunPlan plan = Plan(spec);
+  const Result result = Run(spec);
+  for (int rank = 0; rank < 3; ++rank) {
+    SCOPED_TRACE(absl::StrCat("rank ", rank));
+    ASSERT_TRUE(result.statuses[rank].ok()) << result.statuses[rank];
+    ASSERT_EQ(result.reports[rank].size(), 3u);
+    const v1::RankPlan& planned = plan.ranks(rank);
+    for (const v1::StepReport& report : result.reports[rank]) {
+      EXPECT_EQ(std::vector<int64_t>(report.bytes_sent_to_peer().begin(),
+                                     report.bytes_sent_to_peer().end()),
+                std::vector<int64_t>(planned.bytes_sent_to_peer().begin(),
+                                     planned.bytes_sent_to_peer().end()));
+      EXPECT_EQ(report.has_held_out_loss(), report.step() >= 2);
+      EXPECT_EQ(report.total_steps(), 3);
+      EXPECT_EQ(report.tokens(), 25);
+      EXPECT_GT(report.tokens_per_second(), 0);
+    }
+    EXPECT_EQ(result.reports[rank].back().memory().DebugString(), planned.memory().DebugString());
+  }
+}
+
+TEST_F(RankRunTest, ARankThatCannotReadItsDataEndsAllOfThemWithTheCause) {
+  const v1::JobSpec spec = Spec({.ranks = 3});
+  std::vector<v1::RunPlan> plans(3, Plan(spec));
+  plans[1].mutable_spec()->mutable_data()->set_path(folder_.Path("absent"));
+  const Result result = Run(plans);
+  for (const absl::Status& status : result.statuses) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kNotFound) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("absent/train.tokens"));
+  }
+}
+
+}  // namespace
+}  // namespace upipe::testing

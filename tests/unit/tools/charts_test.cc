@@ -1,0 +1,93 @@
+// Pictures: axes that people can read, numbers where they belong, text that cannot break the page.
+#include "tools/report/charts.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tools/report/scale.h"
+
+namespace upipe::report {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+TEST(Scale, MapsBothWays) {
+  const Scale down = {.from = {0, 10}, .to = {100, 0}};
+  EXPECT_DOUBLE_EQ(down(0), 100);
+  EXPECT_DOUBLE_EQ(down(2.5), 75);
+}
+
+TEST(Scale, TicksAreRoundNumbersInside) {
+  EXPECT_THAT(RoundTicks({2.7, 5.7}, 6), ElementsAre(3, 3.5, 4, 4.5, 5, 5.5));
+  EXPECT_THAT(WholeTicks({1, 3}, 8), ElementsAre(1, 2, 3));
+  const double mib = 1 << 20;
+  EXPECT_THAT(ByteTicks({0, 13 * mib}, 8),
+              ElementsAre(0, 2 * mib, 4 * mib, 6 * mib, 8 * mib, 10 * mib, 12 * mib));
+}
+
+TEST(Scale, Numbers) {
+  EXPECT_EQ(PlainNumber(2.50), "2.5");
+  EXPECT_EQ(PlainNumber(-0.00001), "0");
+  EXPECT_EQ(ShortNumber(6845), "6.8K");
+  EXPECT_EQ(Bytes(1536), "1.5 KiB");
+}
+
+LineChart Line() {
+  return {.title = "loss <&> \"more\"",
+          .series = {{.name = "training", .colour = "--train", .points = {{1, 5}, {2, 3}, {3, 4}}}},
+          .levels = {{.value = 3.5, .label = "unigram <3.5>", .colour = "--unigram"}}};
+}
+
+TEST(Charts, TextIsEscaped) {
+  const std::string svg = RenderLineChart(Line());
+  EXPECT_THAT(svg, HasSubstr("loss &lt;&amp;&gt; &quot;more&quot;"));
+  EXPECT_THAT(svg, HasSubstr("unigram &lt;3.5&gt;"));
+  EXPECT_THAT(svg, Not(HasSubstr("<3.5>")));
+}
+
+TEST(Charts, ALineSpansTheChartAndHigherIsFurtherUp) {
+  LineChart chart = Line();
+  chart.canvas = {.width = 540, .height = 300};
+  chart.from_zero = true;
+  chart.levels.clear();
+  chart.series[0].points = {{1, 0}, {2, 10}};
+  // Left edge 58, right edge 540 - 112; bottom 300 - 34; the top of the axis is 6 % above the
+  // highest value.
+  EXPECT_THAT(RenderLineChart(chart), HasSubstr("d=\"M58.00 266.00L428.00 28.26\""));
+}
+
+TEST(Charts, ASinglePointIsDrawn) {
+  LineChart chart = Line();
+  chart.levels.clear();
+  chart.series[0].points = {{1, 5}};
+  EXPECT_THAT(RenderLineChart(chart), Not(HasSubstr("nan")));
+}
+
+TEST(Charts, BandsStackOnEachOther) {
+  const StackChart chart = {.title = "memory",
+                            .canvas = {.width = 370, .height = 148},
+                            .bands = {{.name = "low", .colour = "--a", .bytes = {50, 50}},
+                                      {.name = "high", .colour = "--b", .bytes = {50, 0}}},
+                            .columns = {"one", "two"},
+                            .height_bytes = 200};
+  const std::string svg = RenderStackChart(chart);
+  // 100 pixels for 200 bytes, from y = 114 upwards; 100 pixels a column, from x = 58.
+  EXPECT_THAT(svg, HasSubstr("d=\"M58.00 89.00L158.00 89.00L158.00 89.00L258.00 89.00L"));
+  EXPECT_THAT(svg, HasSubstr("d=\"M58.00 64.00L158.00 64.00L158.00 89.00L258.00 89.00L"));
+  EXPECT_THAT(svg, HasSubstr("one\ntotal 100 B\nhigh 50 B\nlow 50 B"));
+}
+
+TEST(Charts, BarsAreInProportion) {
+  const BarChart chart = {.title = "bars",
+                          .width = 278,
+                          .groups = {"q", "together"},
+                          .series = {{.name = "UPipe", .colour = "--u", .bytes = {25, 100}}}};
+  const std::string svg = RenderBarChart(chart);
+  EXPECT_THAT(svg, HasSubstr("width=\"25.00\" height=\"13.00\""));
+  EXPECT_THAT(svg, HasSubstr("width=\"100.00\" height=\"13.00\""));
+}
+
+}  // namespace
+}  // namespace upipe::report

@@ -1,0 +1,471 @@
+#include "worker/agent/agent.h"
+
+#include <csignal>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace upipe::worker {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+// Drives the core with invented events and a clock of its own; keeps what it decided.
+class Agent {
+ public:
+  Agent() {
+    state.identity.set_worker("w1");
+    state.identity.set_num_slots(4);
+    Connect();
+  }
+
+  void Do(const Event& event) { actions = Step(state, event, now); }
+  void After(absl::Duration duration) {
+    now = now + duration;
+    Do(Tick{});
+  }
+  void FromCoordinatorMessage(const v1::CoordinatorMessage& message) {
+    Do(FromCoordinator{state.session, message});
+  }
+
+  void Connect(int64_t epoch = 1) {
+    Do(Tick{});
+    v1::CoordinatorMessage message;
+    message.mutable_hello_ack()->set_epoch(epoch);
+    FromCoordinatorMessage(message);
+  }
+  v1::Fence FenceOf(int64_t generation, const std::string& nonce, int64_t epoch = 1) {
+    v1::Fence fence;
+    fence.set_job_id("job");
+    fence.set_generation(generation);
+    fence.set_nonce(nonce);
+    fence.set_epoch(epoch);
+    return fence;
+  }
+  void Start(int64_t generation, const std::string& nonce, int rank, int slot, int64_t epoch = 1) {
+    v1::CoordinatorMessage message;
+    v1::StartRank& start = *message.mutable_start();
+    *start.mutable_ref()->mutable_fence() = FenceOf(generation, nonce, epoch);
+    start.mutable_ref()->set_rank(rank);
+    start.set_slot(slot);
+    for (int i = 0; i < 4; ++i) start.add_node_ids("n");
+    FromCoordinatorMessage(message);
+  }
+  void Stop(int64_t generation, const std::string& nonce, absl::Duration grace) {
+    v1::CoordinatorMessage message;
+    *message.mutable_stop()->mutable_fence() = FenceOf(generation, nonce);
+    message.mutable_stop()->set_grace_millis(absl::ToInt64Milliseconds(grace));
+    message.mutable_stop()->set_reason("cancelled");
+    FromCoordinatorMessage(message);
+  }
+  void AckRank(uint64_t sequence) {
+    v1::CoordinatorMessage message;
+    message.mutable_rank_ack()->set_sequence(sequence);
+    FromCoordinatorMessage(message);
+  }
+  void AckHeartbeat(uint64_t sequence) {
+    v1::CoordinatorMessage message;
+    message.mutable_heartbeat_ack()->set_sequence(sequence);
+    FromCoordinatorMessage(message);
+  }
+  // Started and attached, connection = rank + 1, pid = 100 + rank.
+  void StartRunning(int64_t generation, const std::string& nonce, int rank, int slot) {
+    Start(generation, nonce, rank, slot);
+    Do(ProcessStarted{{nonce, rank}, 100 + rank});
+    Attach(generation, nonce, rank, 100 + rank, static_cast<uint64_t>(rank) + 1);
+    v1::TrainerMessage running;
+    running.mutable_running();
+    Do(FromTrainer{static_cast<uint64_t>(rank) + 1, running});
+  }
+  void Attach(int64_t generation, const std::string& nonce, int rank, int pid,
+              uint64_t connection) {
+    v1::TrainerMessage message;
+    *message.mutable_hello()->mutable_ref()->mutable_fence() = FenceOf(generation, nonce);
+    message.mutable_hello()->mutable_ref()->set_rank(rank);
+    message.mutable_hello()->set_pid(pid);
+    Do(FromTrainer{connection, message});
+  }
+
+  template <typename Kind>
+  std::vector<Kind> All() const {
+    std::vector<Kind> found;
+    for (const Action& action : actions) {
+      if (const auto* kind = std::get_if<Kind>(&action); kind != nullptr) found.push_back(*kind);
+    }
+    return found;
+  }
+  std::vector<int> Killed() const {
+    std::vector<int> ranks;
+    for (const KillRank& kill : All<KillRank>()) ranks.push_back(kill.key.rank);
+    return ranks;
+  }
+  std::vector<v1::WorkerMessage> Sent(v1::WorkerMessage::KindCase kind) const {
+    std::vector<v1::WorkerMessage> messages;
+    for (const SendToCoordinator& send : All<SendToCoordinator>()) {
+      if (send.message.kind_case() == kind) messages.push_back(send.message);
+    }
+    return messages;
+  }
+  v1::RankReport Reported(int rank) const {
+    v1::RankReport report;
+    for (const v1::WorkerMessage& message : Sent(v1::WorkerMessage::kRank)) {
+      if (message.rank().ref().rank() == rank) report = message.rank();
+    }
+    return report;
+  }
+
+  State state;
+  BootTime now{absl::Hours(1)};
+  Actions actions;
+};
+
+TEST(Agent, HelloIsTheFirstMessageOfASession) {
+  Agent agent;
+  agent.Do(SessionClosed{agent.state.session, "cut"});
+  agent.After(absl::Seconds(1));
+  ASSERT_THAT(agent.All<OpenSession>(), ::testing::SizeIs(1));
+  const auto hello = agent.Sent(v1::WorkerMessage::kHello);
+  ASSERT_THAT(hello, ::testing::SizeIs(1));
+  EXPECT_EQ(hello[0].sequence(), 1u);
+  EXPECT_EQ(hello[0].hello().epoch(), 1);
+}
+
+TEST(Agent, AStartLaunchesOnceAndTheSameStartIsReported) {
+  Agent agent;
+  agent.Start(1, "a", 0, 2);
+  ASSERT_THAT(agent.All<LaunchRank>(), ::testing::SizeIs(1));
+  EXPECT_EQ(agent.All<LaunchRank>()[0].slot, 2);
+  agent.Do(ProcessStarted{{"a", 0}, 7});
+  EXPECT_EQ(agent.Reported(0).state(), v1::RANK_STATE_STARTED);
+  agent.Start(1, "a", 0, 2);
+  EXPECT_THAT(agent.All<LaunchRank>(), IsEmpty());
+  EXPECT_EQ(agent.Reported(0).state(), v1::RANK_STATE_STARTED);
+}
+
+TEST(Agent, ALowerGenerationIsRefusedAndChangesNothing) {
+  Agent agent;
+  agent.Start(5, "a", 0, 0);
+  agent.Start(4, "b", 0, 1);
+  EXPECT_THAT(agent.All<LaunchRank>(), IsEmpty());
+  EXPECT_EQ(agent.Reported(0).state(), v1::RANK_STATE_GONE);
+  EXPECT_THAT(agent.Reported(0).cause().message(), HasSubstr("generation 4 is lower than 5"));
+  EXPECT_THAT(agent.Killed(), IsEmpty());
+}
+
+TEST(Agent, ALowerEpochIsIgnoredAndAHigherOneTaken) {
+  Agent agent;
+  agent.Start(1, "a", 0, 0, /*epoch=*/3);
+  EXPECT_EQ(agent.state.epoch, 3);
+  agent.Start(2, "b", 1, 1, /*epoch=*/2);
+  EXPECT_THAT(agent.All<LaunchRank>(), IsEmpty());
+  EXPECT_EQ(agent.state.ranks.size(), 1u);
+}
+
+TEST(Agent, AnOldCoordinatorIsLeft) {
+  Agent agent;
+  agent.state.epoch = 9;
+  v1::CoordinatorMessage message;
+  message.mutable_hello_ack()->set_epoch(8);
+  agent.FromCoordinatorMessage(message);
+  EXPECT_THAT(agent.All<CloseSession>(), ::testing::SizeIs(1));
+  EXPECT_EQ(agent.state.phase, SessionPhase::kClosed);
+}
+
+TEST(Agent, ABusySlotIsRefused) {
+  Agent agent;
+  agent.Start(1, "a", 0, 0);
+  agent.Start(1, "a", 1, 0);
+  EXPECT_THAT(agent.All<LaunchRank>(), IsEmpty());
+  EXPECT_THAT(agent.Reported(1).cause().message(), HasSubstr("slot 0 is held by rank 0"));
+  agent.Start(1, "a", 2, 4);
+  EXPECT_THAT(agent.Reported(2).cause().message(), HasSubstr("slot 4 does not exist"));
+}
+
+TEST(Agent, AHigherGenerationKillsFencesAndStartsOnlyOnProof) {
+  Agent agent;
+  agent.StartRunning(1, "a", 0, 0);
+  agent.Start(2, "b", 0, 0);
+  ASSERT_THAT(agent.Killed(), ElementsAre(0));
+  EXPECT_EQ(agent.All<KillRank>()[0].fence_generation, 2);
+  EXPECT_THAT(agent.All<LaunchRank>(), IsEmpty());
+  agent.Do(ProcessExited{{"a", 0}, {.signal = SIGKILL}, {}});
+  EXPECT_THAT(agent.All<LaunchRank>(), IsEmpty());
+  agent.Do(ProcessGone{{"a", 0}});
+  ASSERT_THAT(agent.All<LaunchRank>(), ::testing::SizeIs(1));
+  EXPECT_EQ(agent.All<LaunchRank>()[0].key.nonce, "b");
+  // The old slot's series end before the new ones begin.
+  EXPECT_TRUE(std::holds_alternative<ReleaseRank>(agent.actions.front()));
+}
+
+TEST(Agent, OnlyTheForkedProcessMayAttach) {
+  Agent agent;
+  agent.Start(1, "a", 0, 0);
+  agent.Do(ProcessStarted{{"a", 0}, 100});
+  agent.Attach(1, "a", 0, 666, 1);
+  EXPECT_THAT(agent.All<CloseTrainer>(), ::testing::SizeIs(1));
+  agent.Attach(1, "wrong", 0, 100, 2);
+  EXPECT_THAT(agent.All<CloseTrainer>(), ::testing::SizeIs(1));
+  agent.Attach(2, "a", 0, 100, 3);
+  EXPECT_THAT(agent.All<CloseTrainer>(), ::testing::SizeIs(1));
+  agent.Attach(1, "a", 0, 100, 4);
+  ASSERT_THAT(agent.All<SendToTrainer>(), ::testing::SizeIs(1));
+  EXPECT_TRUE(agent.All<SendToTrainer>()[0].command.has_assignment());
+  agent.Attach(1, "a", 0, 100, 5);
+  EXPECT_THAT(agent.All<CloseTrainer>(), ::testing::SizeIs(1));
+}
+
+TEST(Agent, AHelloBeforeTheForkIsKnownWaitsForIt) {
+  Agent agent;
+  agent.Start(1, "a", 0, 0);
+  agent.Attach(1, "a", 0, 100, 1);
+  EXPECT_THAT(agent.All<SendToTrainer>(), IsEmpty());
+  agent.Do(ProcessStarted{{"a", 0}, 100});
+  EXPECT_THAT(agent.All<SendToTrainer>(), ::testing::SizeIs(1));
+
+  agent.Start(1, "a", 1, 1);
+  agent.Attach(1, "a", 1, 666, 2);
+  agent.Do(ProcessStarted{{"a", 1}, 101});
+  EXPECT_THAT(agent.All<CloseTrainer>(), ::testing::SizeIs(1));
+}
+
+TEST(Agent, PeersReachRanksThatAreReadyNowOrLater) {
+  Agent agent;
+  agent.Start(1, "a", 0, 0);
+  agent.Do(ProcessStarted{{"a", 0}, 100});
+  agent.Attach(1, "a", 0, 100, 1);
+  v1::CoordinatorMessage message;
+  *message.mutable_peers()->mutable_fence() = agent.FenceOf(1, "a");
+  message.mutable_peers()->add_addresses("x");
+  agent.FromCoordinatorMessage(message);
+  EXPECT_THAT(agent.All<SendToTrainer>(), IsEmpty());
+  v1::TrainerMessage ready;
+  ready.mutable_ready()->set_address("x");
+  ready.mutable_ready()->set_plan_hash(5);
+  agent.Do(FromTrainer{1, ready});
+  EXPECT_EQ(agent.Reported(0).state(), v1::RANK_STATE_READY);
+  EXPECT_EQ(agent.Reported(0).plan_hash(), 5u);
+  ASSERT_THAT(agent.All<SendToTrainer>(), ::testing::SizeIs(1));
+  EXPECT_TRUE(agent.All<SendToTrainer>()[0].command.has_peers());
+}
+
+TEST(Agent, AFailedRankTakesItsSiblingsAndNamesTheCulprit) {
+  Agent agent;
+  for (int rank = 0; rank < 3; ++rank) agent.StartRunning(1, "a", rank, rank);
+  agent.Do(ProcessExited{{"a", 1},
+                         {.signal = SIGSEGV, .log_tail = {"last words"}},
+                         {{0, 11, "there"}, {1, 12, "here"}, {2, 10, "behind"}}});
+  EXPECT_THAT(agent.Killed(), ElementsAre(0, 2));
+  const v1::RankReport report = agent.Reported(1);
+  EXPECT_EQ(report.state(), v1::RANK_STATE_EXITED);
+  EXPECT_EQ(report.cause().kind(), v1::CAUSE_KIND_SIGNAL);
+  EXPECT_THAT(report.cause().message(), HasSubstr("SIGSEGV"));
+  EXPECT_THAT(report.cause().evidence(), HasSubstr("rank 2 is behind, at collective 10 of 12"));
+  EXPECT_THAT(report.cause().log_tail(), ElementsAre("last words"));
+  agent.Do(ProcessExited{{"a", 0}, {.signal = SIGKILL}, {}});
+  EXPECT_TRUE(agent.Reported(0).signal_sent_by_worker());
+  EXPECT_EQ(agent.Reported(0).cause().kind(), v1::CAUSE_KIND_PEER_FAILURE);
+  EXPECT_THAT(agent.Reported(0).cause().message(), HasSubstr("because rank 1 failed"));
+}
+
+TEST(Agent, AnExitOfZeroIsASuccessOnlyAfterFinished) {
+  Agent agent;
+  agent.StartRunning(1, "a", 0, 0);
+  agent.StartRunning(1, "a", 1, 1);
+  v1::TrainerMessage finished;
+  finished.mutable_finished();
+  agent.Do(FromTrainer{1, finished});
+  agent.Do(TrainerClosed{1});
+  agent.Do(ProcessExited{{"a", 0}, {.exit_code = 0}, {}});
+  EXPECT_THAT(agent.Killed(), IsEmpty());
+  EXPECT_FALSE(agent.Reported(0).has_cause());
+  agent.Do(ProcessExited{{"a", 1}, {.exit_code = 0}, {}});
+  EXPECT_THAT(agent.Reported(1).cause().message(), HasSubstr("before it reported its end"));
+}
+
+TEST(Agent, CausesFollowTheEvidence) {
+  const auto cause_of = [](ProcessExit exit, std::optional<v1::TrainerFinished> finished = {}) {
+    Agent agent;
+    agent.StartRunning(1, "a", 0, 0);
+    if (finished.has_value()) {
+      v1::TrainerMessage message;
+      *message.mutable_finished() = *finished;
+      agent.Do(FromTrainer{1, message});
+    }
+    agent.Do(ProcessExited{{"a", 0}, std::move(exit), {}});
+    return agent.Reported(0).cause();
+  };
+  EXPECT_EQ(cause_of({.signal = SIGKILL, .oom_evidence = "memory.events oom_kill +1"}).kind(),
+            v1::CAUSE_KIND_OUT_OF_MEMORY);
+  EXPECT_EQ(cause_of({.signal = SIGKILL, .oom_counters_known = true}).kind(),
+            v1::CAUSE_KIND_SIGNAL);
+  EXPECT_THAT(cause_of({.signal = SIGKILL}).evidence(), HasSubstr("probable"));
+  EXPECT_EQ(cause_of({.signal = SIGKILL}).kind(), v1::CAUSE_KIND_OUT_OF_MEMORY);
+  v1::TrainerFinished finished;
+  finished.set_code(14);
+  finished.set_message("rank 3 closed the connection");
+  EXPECT_EQ(cause_of({.exit_code = 1}, finished).kind(), v1::CAUSE_KIND_EXIT_CODE);
+  finished.set_peer_failure(true);
+  EXPECT_EQ(cause_of({.exit_code = 1}, finished).kind(), v1::CAUSE_KIND_PEER_FAILURE);
+  EXPECT_THAT(cause_of({.exit_code = 1}, finished).message(), HasSubstr("rank 3 closed"));
+}
+
+TEST(Agent, StopTerminatesThenKillsAfterTheGrace) {
+  Agent agent;
+  agent.StartRunning(1, "a", 0, 0);
+  agent.Stop(1, "a", absl::Seconds(5));
+  EXPECT_THAT(agent.All<TerminateRank>(), ::testing::SizeIs(1));
+  ASSERT_THAT(agent.All<SendToTrainer>(), ::testing::SizeIs(1));
+  EXPECT_TRUE(agent.All<SendToTrainer>()[0].command.has_stop());
+  EXPECT_EQ(NextWake(agent.state, agent.now),
+            agent.now + absl::Seconds(2));  // a heartbeat comes first
+  agent.After(absl::Milliseconds(4999));
+  EXPECT_THAT(agent.Killed(), IsEmpty());
+  agent.After(absl::Milliseconds(1));
+  EXPECT_THAT(agent.Killed(), ElementsAre(0));
+}
+
+TEST(Agent, StopWithoutGraceKillsAndTheGenerationStaysStopped) {
+  Agent agent;
+  agent.StartRunning(1, "a", 0, 0);
+  agent.Stop(1, "a", absl::ZeroDuration());
+  EXPECT_THAT(agent.Killed(), ElementsAre(0));
+  agent.Stop(1, "a", absl::ZeroDuration());
+  EXPECT_THAT(agent.Killed(), IsEmpty());
+  agent.Start(1, "a", 1, 1);
+  EXPECT_THAT(agent.All<LaunchRank>(), IsEmpty());
+  EXPECT_THAT(agent.Reported(1).cause().message(), HasSubstr("already ordered to stop"));
+}
+
+TEST(Agent, ATrainerThatLetsGoOfItsStreamIsKilled) {
+  Agent agent;
+  agent.StartRunning(1, "a", 0, 0);
+  agent.Do(TrainerClosed{1});
+  EXPECT_THAT(agent.Killed(), IsEmpty());  // its exit may be on the way
+  agent.After(absl::Seconds(1));
+  EXPECT_THAT(agent.Killed(), ElementsAre(0));
+}
+
+TEST(Agent, WhatIsNotProvenGoneWithinTheBoundIsQuarantined) {
+  Agent agent;
+  agent.StartRunning(1, "a", 0, 0);
+  agent.Stop(1, "a", absl::ZeroDuration());
+  agent.After(absl::Seconds(5));
+  agent.AckHeartbeat(0);  // the session stays
+  agent.After(agent.state.timing.kill_bound - absl::Milliseconds(5001));
+  EXPECT_FALSE(agent.state.ranks.at({"a", 0}).report.quarantined());
+  agent.After(absl::Milliseconds(1));
+  EXPECT_TRUE(agent.Reported(0).quarantined());
+  agent.Start(7, "b", 1, 0);
+  EXPECT_THAT(agent.All<LaunchRank>(), IsEmpty());
+  agent.Do(ProcessExited{{"a", 0}, {.signal = SIGKILL}, {}});
+  agent.Do(ProcessGone{{"a", 0}});
+  EXPECT_FALSE(agent.Reported(0).quarantined());
+  EXPECT_EQ(agent.Reported(0).state(), v1::RANK_STATE_GONE);
+}
+
+TEST(Agent, TheAutonomyCountsFromTheSendTimeOfTheLastAcknowledgedHeartbeat) {
+  Agent agent;
+  agent.StartRunning(1, "a", 0, 0);
+  agent.After(absl::Seconds(2));
+  const BootTime sent = agent.now;
+  const uint64_t sequence = agent.Sent(v1::WorkerMessage::kHeartbeat).at(0).sequence();
+  agent.now = agent.now + absl::Seconds(1);
+  agent.AckHeartbeat(sequence);
+  agent.Do(SessionClosed{agent.state.session, "cut"});
+  agent.now = sent + (agent.state.timing.autonomy - absl::Milliseconds(1));
+  agent.Do(Tick{});
+  EXPECT_THAT(agent.Killed(), IsEmpty());
+  EXPECT_LE(NextWake(agent.state, agent.now), sent + agent.state.timing.autonomy);
+  agent.After(absl::Milliseconds(1));
+  EXPECT_THAT(agent.Killed(), ElementsAre(0));
+}
+
+TEST(Agent, AfterAPauseTheDeadlineIsTheFirstAct) {
+  Agent agent;
+  agent.StartRunning(1, "a", 0, 0);
+  agent.now = agent.now + absl::Hours(1);
+  agent.Start(1, "a", 1, 1);  // an order that was in the queue during the pause
+  ASSERT_FALSE(agent.actions.empty());
+  EXPECT_THAT(agent.Killed(), ElementsAre(0));
+  EXPECT_TRUE(std::holds_alternative<NodeEvent>(agent.actions[0]));
+  EXPECT_TRUE(std::holds_alternative<KillRank>(agent.actions[1]));
+}
+
+TEST(Agent, ReportsAreRepeatedUntilAcknowledgedThenForgotten) {
+  Agent agent;
+  agent.Start(1, "a", 0, 0);
+  agent.Do(ProcessLaunchFailed{{"a", 0}, absl::NotFoundError("no such binary")});
+  auto reports = agent.Sent(v1::WorkerMessage::kRank);
+  ASSERT_THAT(reports, ::testing::SizeIs(1));
+  EXPECT_EQ(reports[0].rank().state(), v1::RANK_STATE_GONE);
+  EXPECT_EQ(reports[0].rank().cause().kind(), v1::CAUSE_KIND_LAUNCH);
+  agent.After(absl::Seconds(2));
+  reports = agent.Sent(v1::WorkerMessage::kRank);
+  ASSERT_THAT(reports, ::testing::SizeIs(1));
+
+  agent.Do(SessionClosed{agent.state.session, "cut"});
+  agent.After(absl::Seconds(1));
+  EXPECT_EQ(agent.Sent(v1::WorkerMessage::kHello).at(0).hello().ranks_size(), 1);
+  agent.Connect();
+  const uint64_t sequence = agent.Sent(v1::WorkerMessage::kRank).at(0).sequence();
+  agent.AckRank(sequence);
+  EXPECT_THAT(agent.state.ranks, IsEmpty());
+  agent.After(absl::Seconds(2));
+  EXPECT_THAT(agent.Sent(v1::WorkerMessage::kRank), IsEmpty());
+}
+
+TEST(Agent, AnAcknowledgementOfAnOlderReportIsNotOneOfTheNewest) {
+  Agent agent;
+  agent.Start(1, "a", 0, 0);
+  const uint64_t placed = agent.Sent(v1::WorkerMessage::kRank).at(0).sequence();
+  agent.Do(ProcessStarted{{"a", 0}, 100});
+  agent.AckRank(placed);
+  EXPECT_FALSE(agent.state.ranks.at({"a", 0}).acknowledged);
+}
+
+TEST(Agent, ASilentCoordinatorIsLeftAndDialledAgain) {
+  Agent agent;
+  for (int i = 0; i < 4; ++i) agent.After(absl::Seconds(2));
+  EXPECT_EQ(agent.state.phase, SessionPhase::kOpen);
+  agent.After(absl::Seconds(2));
+  EXPECT_THAT(agent.All<CloseSession>(), ::testing::SizeIs(1));
+  agent.After(absl::Seconds(5));
+  EXPECT_THAT(agent.All<OpenSession>(), ::testing::SizeIs(1));
+}
+
+TEST(Agent, ShutdownKillsAndWaitsForProofAndAcknowledgement) {
+  Agent agent;
+  agent.StartRunning(1, "a", 0, 0);
+  agent.Do(Shutdown{});
+  EXPECT_THAT(agent.Killed(), ElementsAre(0));
+  EXPECT_THAT(agent.All<ShutdownComplete>(), IsEmpty());
+  agent.Do(ProcessExited{{"a", 0}, {.signal = SIGKILL}, {}});
+  agent.Do(ProcessGone{{"a", 0}});
+  EXPECT_THAT(agent.All<ShutdownComplete>(), IsEmpty());
+  agent.AckRank(agent.Sent(v1::WorkerMessage::kRank).at(0).sequence());
+  EXPECT_THAT(agent.All<ShutdownComplete>(), ::testing::SizeIs(1));
+}
+
+TEST(Agent, NamesThatCouldEscapeAFolderAreRefused) {
+  Agent agent;
+  agent.Start(1, "../../etc", 0, 0);
+  EXPECT_THAT(agent.All<LaunchRank>(), IsEmpty());
+  EXPECT_THAT(agent.Reported(0).cause().message(), HasSubstr("job id and nonce"));
+}
+
+TEST(Agent, TheSameEventsGiveTheSameDecisions) {
+  Agent a, b;
+  for (Agent* agent : {&a, &b}) {
+    for (int rank = 0; rank < 4; ++rank) agent->StartRunning(1, "n", rank, rank);
+    agent->Do(ProcessExited{{"n", 2}, {.exit_code = 3}, {}});
+  }
+  ASSERT_EQ(a.actions.size(), b.actions.size());
+  EXPECT_EQ(a.Killed(), b.Killed());
+  EXPECT_EQ(a.Reported(2).SerializeAsString(), b.Reported(2).SerializeAsString());
+}
+
+}  // namespace
+}  // namespace upipe::worker

@@ -1,0 +1,64 @@
+#include "worker/launcher/rank_log.h"
+
+#include <filesystem>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace upipe::worker {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+class RankLogTest : public ::testing::Test {
+ protected:
+  RankLogTest() {
+    std::string pattern = (std::filesystem::temp_directory_path() / "rank-log-XXXXXX").string();
+    dir_ = mkdtemp(pattern.data());
+  }
+  ~RankLogTest() override { std::filesystem::remove_all(dir_); }
+  void Write(RankLogWriter& writer, const std::string& text) {
+    writer.Write(text.data(), text.size());
+  }
+  std::string dir_;
+};
+
+TEST_F(RankLogTest, ReadsFromAnyOffset) {
+  RankLogWriter writer(dir_, 1024);
+  Write(writer, "one\ntwo\nthree");
+  EXPECT_EQ(ReadRankLog(dir_, 0, 100)->data, "one\ntwo\nthree");
+  EXPECT_EQ(ReadRankLog(dir_, 4, 3)->data, "two");
+  EXPECT_EQ(ReadRankLog(dir_, -5, 100)->data, "three");
+  EXPECT_EQ(ReadRankLog(dir_, -5, 100)->offset, 8);
+  EXPECT_EQ(ReadRankLog(dir_, 13, 100)->data, "");
+  EXPECT_EQ(ReadRankLog(dir_, 99, 100)->offset, 13);
+  EXPECT_THAT(writer.Tail(), ElementsAre("one", "two", "three"));
+  EXPECT_EQ(ReadRankLog(dir_ + "/none", 0, 1).status().code(), absl::StatusCode::kNotFound);
+}
+
+TEST_F(RankLogTest, KeepsTwoSegmentsAndNamesTheGap) {
+  RankLogWriter writer(dir_, 10);
+  for (int i = 0; i < 5; ++i) Write(writer, "0123456789");
+  const absl::StatusOr<LogPiece> piece = ReadRankLog(dir_, 0, 100);
+  ASSERT_TRUE(piece.ok());
+  EXPECT_EQ(piece->offset, 30);
+  EXPECT_EQ(piece->data, "0123456789");  // one segment at a time
+  EXPECT_THAT(piece->gap, HasSubstr("bytes 0 to 30 are gone"));
+  EXPECT_EQ(ReadRankLog(dir_, 40, 100)->data, "0123456789");
+  EXPECT_EQ(ReadRankLog(dir_, 35, 100)->gap, "");
+}
+
+TEST_F(RankLogTest, TheTailIsBounded) {
+  RankLogWriter writer(dir_, 1 << 20);
+  for (int i = 0; i < 100; ++i) Write(writer, absl::StrCat("line ", i, "\n"));
+  Write(writer, std::string(5000, 'x'));
+  const std::vector<std::string> tail = writer.Tail();
+  ASSERT_EQ(tail.size(), 20u);
+  EXPECT_EQ(tail[0], "line 81");
+  EXPECT_EQ(tail.back().size(), 512u);
+}
+
+}  // namespace
+}  // namespace upipe::worker

@@ -1,0 +1,187 @@
+#include "tools/report/run_record.h"
+
+#include <google/protobuf/util/json_util.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "common/status.h"
+#include "planner/plan.h"
+
+namespace upipe::report {
+namespace {
+
+using nlohmann::json;
+
+absl::StatusOr<std::string> ReadFile(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  std::ostringstream text;
+  if (!in || !(text << in.rdbuf())) return absl::NotFoundError(absl::StrCat("cannot read ", path));
+  return text.str();
+}
+
+absl::Status ParseMessage(const std::string& text, const std::string& where,
+                          google::protobuf::Message& message) {
+  google::protobuf::util::JsonParseOptions options;
+  options.ignore_unknown_fields = true;
+  const auto status = google::protobuf::util::JsonStringToMessage(text, &message, options);
+  if (status.ok()) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat(where, " is no ", message.GetDescriptor()->name(), ": ",
+                                          std::string(status.message())));
+}
+
+absl::StatusOr<StepReports> ReadStepReports(const std::string& path) {
+  UPIPE_ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
+  StepReports reports;
+  int number = 0;
+  for (const absl::string_view line : absl::StrSplit(text, '\n')) {
+    ++number;
+    if (line.empty()) continue;
+    UPIPE_RETURN_IF_ERROR(
+        ParseMessage(std::string(line), absl::StrCat(path, ":", number), reports.emplace_back()));
+  }
+  std::stable_sort(reports.begin(), reports.end(),
+                   [](const auto& a, const auto& b) { return a.step() < b.step(); });
+  return reports;
+}
+
+// <state_dir>/**/ranks/<job>/g<generation>/r<rank>/metrics.jsonl
+absl::StatusOr<std::vector<StepReports>> ReadRanks(const v1::Job& job,
+                                                   const std::string& state_dir) {
+  const int num_ranks = job.plan().spec().parallel().ranks();
+  std::vector<StepReports> ranks(num_ranks);
+  std::error_code error;
+  std::filesystem::recursive_directory_iterator files(state_dir, error), end;
+  for (; !error && files != end; files.increment(error)) {
+    const std::string path = files->path().string();
+    for (int rank = 0; rank < num_ranks; ++rank) {
+      const std::string suffix =
+          absl::StrCat("/ranks/", job.id(), "/g", job.generation(), "/r", rank, "/metrics.jsonl");
+      if (!absl::EndsWith(path, suffix)) continue;
+      UPIPE_ASSIGN_OR_RETURN(ranks[rank], ReadStepReports(path));
+    }
+  }
+  if (error)
+    return absl::NotFoundError(absl::StrCat("cannot walk ", state_dir, ": ", error.message()));
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    if (ranks[rank].empty()) {
+      return absl::FailedPreconditionError(absl::StrCat("no step record of rank ", rank, " of job ",
+                                                        job.id(), " below ", state_dir));
+    }
+  }
+  return ranks;
+}
+
+absl::StatusOr<HeldOutText> ReadManifest(const std::string& data_dir) {
+  const std::string path = absl::StrCat(data_dir, "/manifest.json");
+  UPIPE_ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
+  const json manifest = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  try {
+    HeldOutText held_out = {.tokens = manifest.at("held_out").at("tokens"),
+                            .unigram_nats = manifest.at("held_out").at("unigram_nats"),
+                            .bigram_nats = manifest.at("held_out").at("bigram_nats"),
+                            .train_tokens = manifest.at("train").at("tokens"),
+                            .documents = manifest.at("source").at("documents")};
+    for (const std::string input : manifest.at("options").at("inputs")) {
+      absl::StrAppend(&held_out.source, held_out.source.empty() ? "" : ", ", input);
+    }
+    return held_out;
+  } catch (const json::exception& error) {
+    return absl::DataLossError(absl::StrCat(path, ": ", error.what()));
+  }
+}
+
+absl::StatusOr<std::map<int, v1::MemoryUsage>> ReadMeasured(const std::string& path) {
+  std::map<int, v1::MemoryUsage> memory;
+  if (path.empty()) return memory;
+  UPIPE_ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
+  int number = 0;
+  for (const absl::string_view line : absl::StrSplit(text, '\n')) {
+    ++number;
+    if (line.empty()) continue;
+    const json entry = json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (!entry.is_object() || !entry.contains("report") ||
+        !entry.value("rank", json()).is_number_integer()) {
+      return absl::DataLossError(
+          absl::StrCat(path, ":", number, " is no {\"rank\", \"report\"} object"));
+    }
+    v1::StepReport report;
+    UPIPE_RETURN_IF_ERROR(
+        ParseMessage(entry["report"].dump(), absl::StrCat(path, ":", number), report));
+    memory[entry["rank"].get<int>()] = report.memory();
+  }
+  return memory;
+}
+
+Machine ThisMachine() {
+  Machine machine;
+  std::ifstream processors("/proc/cpuinfo");
+  for (std::string line; std::getline(processors, line);) {
+    if (!absl::StartsWith(line, "model name")) continue;
+    machine.processor = std::string(absl::StripAsciiWhitespace(line.substr(line.find(':') + 1)));
+    break;
+  }
+  machine.cores = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
+  machine.memory_bytes = static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
+  utsname name = {};
+  if (uname(&name) == 0) machine.kernel = absl::StrCat(name.sysname, " ", name.release);
+  return machine;
+}
+
+}  // namespace
+
+v1::JobSpec AsUlysses(v1::JobSpec spec) {
+  spec.mutable_parallel()->set_method(v1::METHOD_ULYSSES);
+  spec.mutable_parallel()->clear_heads_per_stage();
+  return spec;
+}
+
+absl::StatusOr<RunRecord> ReadRun(const RunFiles& files) {
+  RunRecord record;
+  UPIPE_ASSIGN_OR_RETURN(const std::string job, ReadFile(files.job));
+  UPIPE_RETURN_IF_ERROR(ParseMessage(job, files.job, record.job));
+  if (!record.job.has_plan()) {
+    return absl::FailedPreconditionError(absl::StrCat("job ", record.job.id(), " has no plan"));
+  }
+  UPIPE_ASSIGN_OR_RETURN(record.ranks, ReadRanks(record.job, files.state_dir));
+  UPIPE_ASSIGN_OR_RETURN(record.text, ReadManifest(files.data_dir));
+  planner::PlanLimits anything;
+  anything.check_data = false;
+  UPIPE_ASSIGN_OR_RETURN(record.ulysses,
+                         planner::MakeRunPlan(AsUlysses(record.job.plan().spec()), anything));
+  UPIPE_ASSIGN_OR_RETURN(record.ulysses_measured, ReadMeasured(files.ulysses_metrics));
+  record.machine = ThisMachine();
+  record.commit = files.commit;
+  return record;
+}
+
+const v1::MemoryUsage& PlannedMemory(const v1::RunPlan& plan, int rank) {
+  return plan.ranks(rank).memory();
+}
+
+int FullestRank(const v1::RunPlan& plan) {
+  int fullest = 0;
+  for (int rank = 1; rank < plan.ranks_size(); ++rank) {
+    if (PlannedMemory(plan, rank).peak_bytes() > PlannedMemory(plan, fullest).peak_bytes())
+      fullest = rank;
+  }
+  return fullest;
+}
+
+const v1::TagBytes* FindTag(const v1::MemoryUsage& memory, const std::string& tag) {
+  for (const v1::TagBytes& bytes : memory.tags()) {
+    if (bytes.tag() == tag) return &bytes;
+  }
+  return nullptr;
+}
+
+}  // namespace upipe::report

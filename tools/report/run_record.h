@@ -1,0 +1,67 @@
+// Everything known of one finished run, read from the files it left: the job as `upipe describe -o
+// json` prints it, each rank's step records, the packed data's manifest; and the same model planned
+// with DeepSpeed-Ulysses.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "upipe/v1/job_service.pb.h"
+#include "upipe/v1/plan.pb.h"
+#include "upipe/v1/report.pb.h"
+
+namespace upipe::report {
+
+// The held-out text: what a model that knows only frequencies would reach.
+struct HeldOutText {
+  int64_t tokens = 0;
+  double unigram_nats = 0;
+  double bigram_nats = 0;
+  int64_t train_tokens = 0;
+  int64_t documents = 0;
+  std::string source;  // what was packed
+};
+
+struct Machine {
+  std::string processor;
+  int cores = 0;
+  int64_t memory_bytes = 0;
+  std::string kernel;
+};
+
+using StepReports = std::vector<v1::StepReport>;  // of one rank, ascending steps
+
+struct RunFiles {
+  std::string job;              // JSON of v1.Job
+  std::string state_dir;        // holds .../ranks/JOB/gN/rR/metrics.jsonl of every worker
+  std::string data_dir;         // packed folder
+  std::string ulysses_metrics;  // of `upipe run --metrics`; "" = Ulysses was only planned
+  std::string commit;
+};
+
+struct RunRecord {
+  v1::Job job;
+  std::vector<StepReports> ranks;  // [job.spec.parallel.ranks]
+  HeldOutText text;
+  v1::RunPlan ulysses;
+  std::map<int, v1::MemoryUsage> ulysses_measured;  // by rank; empty = only planned
+  Machine machine;
+  std::string commit;
+};
+
+// NotFound, or DataLoss naming file and line. A run without a single step of every rank is
+// FailedPrecondition.
+absl::StatusOr<RunRecord> ReadRun(const RunFiles& files);
+
+// The spec with method ulysses and nothing else changed.
+v1::JobSpec AsUlysses(v1::JobSpec spec);
+
+const v1::MemoryUsage& PlannedMemory(const v1::RunPlan& plan, int rank);
+// The rank whose planned peak is highest; the lowest of equals.
+int FullestRank(const v1::RunPlan& plan);
+const v1::TagBytes* FindTag(const v1::MemoryUsage& memory,
+                            const std::string& tag);  // null: not there
+
+}  // namespace upipe::report

@@ -1,0 +1,236 @@
+// upipe-trainer: one rank as a process. Says hello to the worker that forked it, meets its peers,
+// trains to the last step and tells how it ended. Ends at once when its worker does.
+#include <signal.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "common/log.h"
+#include "common/position_page.h"
+#include "common/status.h"
+#include "engine/comm/ucx/ucx_communicator.h"
+#include "engine/train/rank_run.h"
+#include "kernels/cpu/isa.h"
+#include "worker/rpc/trainer_link.h"
+
+namespace upipe::worker {
+namespace {
+
+constexpr absl::Duration kCommandPatience = absl::Minutes(10);  // the worker kills us long before
+constexpr absl::Duration kFarewellPatience = absl::Seconds(5);
+
+std::atomic<bool> stop_requested{false};
+
+struct Environment {
+  std::string socket;
+  v1::RankRef ref;
+  int position_fd = -1;
+};
+
+absl::StatusOr<Environment> ReadEnvironment() {
+  const auto read = [](const char* name) -> std::string {
+    const char* value = getenv(name);
+    return value == nullptr ? "" : value;
+  };
+  Environment environment;
+  environment.socket = read("UPIPE_SOCKET");
+  v1::Fence& fence = *environment.ref.mutable_fence();
+  fence.set_job_id(read("UPIPE_JOB"));
+  fence.set_nonce(read("UPIPE_NONCE"));
+  int64_t generation = 0;
+  int rank = 0;
+  if (environment.socket.empty() || !absl::SimpleAtoi(read("UPIPE_GENERATION"), &generation) ||
+      !absl::SimpleAtoi(read("UPIPE_RANK"), &rank) ||
+      !absl::SimpleAtoi(read("UPIPE_POSITION_FD"), &environment.position_fd)) {
+    return absl::FailedPreconditionError(
+        "UPIPE_SOCKET, UPIPE_GENERATION, UPIPE_RANK and UPIPE_POSITION_FD must be set: only "
+        "upipe-worker starts this");
+  }
+  fence.set_generation(generation);
+  environment.ref.set_rank(rank);
+  return environment;
+}
+
+// What the worker has said, awaited by the main thread.
+class Orders {
+ public:
+  void Take(const v1::WorkerCommand& command) {
+    std::lock_guard lock(mutex_);
+    if (command.has_assignment()) assignment_ = command.assignment();
+    if (command.has_peers()) peers_ = command.peers();
+    if (command.has_stop()) stop_requested = true;
+    changed_.notify_all();
+  }
+  absl::StatusOr<v1::Assignment> AwaitAssignment() { return Await(assignment_, "an assignment"); }
+  absl::StatusOr<v1::Peers> AwaitPeers() { return Await(peers_, "its peers' addresses"); }
+
+ private:
+  template <typename Message>
+  absl::StatusOr<Message> Await(const std::optional<Message>& message, const char* what) {
+    std::unique_lock lock(mutex_);
+    const bool came = changed_.wait_for(lock, absl::ToChronoSeconds(kCommandPatience), [&] {
+      return message.has_value() || stop_requested.load();
+    });
+    if (message.has_value()) return *message;
+    if (came) return absl::CancelledError(absl::StrCat("asked to stop while waiting for ", what));
+    return absl::DeadlineExceededError(absl::StrCat("the worker did not send ", what, " within ",
+                                                    absl::FormatDuration(kCommandPatience)));
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::optional<v1::Assignment> assignment_;
+  std::optional<v1::Peers> peers_;
+};
+
+comm::CommOptions OptionsFor(const v1::RunPlan& plan, PositionPage& page) {
+  comm::CommOptions options;
+  options.deadline = train::CollectiveDeadline(plan);
+  options.observer.entered = [&page](int64_t number) {
+    page.collective.store(number, std::memory_order_relaxed);
+    page.in_collective.store(1, std::memory_order_relaxed);
+    page.sequence.fetch_add(1, std::memory_order_release);
+  };
+  options.observer.left = [&page](int64_t) {
+    page.in_collective.store(0, std::memory_order_relaxed);
+    page.sequence.fetch_add(1, std::memory_order_release);
+  };
+  return options;
+}
+
+comm::UcxGroup GroupOf(const v1::Assignment& assignment, const v1::Peers& peers) {
+  const v1::Fence& fence = assignment.ref().fence();
+  comm::UcxGroup group;
+  group.rank = assignment.ref().rank();
+  group.addresses.assign(peers.addresses().begin(), peers.addresses().end());
+  group.node_ids.assign(assignment.node_ids().begin(), assignment.node_ids().end());
+  group.identity = {fence.job_id(), fence.generation(), assignment.plan().plan_hash(),
+                    fence.nonce()};
+  return group;
+}
+
+// A peer or the transport: errors of those kinds reach us only through the communicator.
+bool IsPeerFailure(const absl::Status& status) {
+  return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) || absl::IsAborted(status);
+}
+
+class Trainer {
+ public:
+  Trainer(TrainerLink& link, Orders& orders, PositionPage& page)
+      : link_(link), orders_(orders), page_(page) {}
+
+  absl::Status Run() {
+    UPIPE_ASSIGN_OR_RETURN(const v1::Assignment assignment, orders_.AwaitAssignment());
+    // From here on a stop comes as a command, at a step boundary; the signal alone must not end us
+    // in mid-step.
+    signal(SIGTERM, [](int) { stop_requested = true; });
+    const v1::RunPlan& plan = assignment.plan();
+    const int rank = assignment.ref().rank();
+    if (const std::string& cap = plan.spec().parallel().isa_cap(); !cap.empty()) {
+      UPIPE_RETURN_IF_ERROR(kernels::CapIsa(cap));
+    }
+    UPIPE_ASSIGN_OR_RETURN(const std::unique_ptr<kernels::Device> device,
+                           train::CreateRankDevice(plan, rank));
+    UPIPE_ASSIGN_OR_RETURN(const std::unique_ptr<comm::UcxContext> ucx,
+                           comm::UcxContext::Create({}));
+    UPIPE_LOG(INFO) << "rank " << rank << " of " << plan.spec().parallel().ranks() << " on "
+                    << device->name() << " " << kernels::DispatchedIsa() << ", process "
+                    << getpid();
+    SendReady(ucx->address(), plan.plan_hash());
+    UPIPE_ASSIGN_OR_RETURN(const v1::Peers peers, orders_.AwaitPeers());
+    absl::StatusOr<std::unique_ptr<comm::Communicator>> comm =
+        ucx->Connect(GroupOf(assignment, peers), OptionsFor(plan, page_));
+    if (!comm.ok()) {
+      peer_failure_ = IsPeerFailure(comm.status());
+      return comm.status();
+    }
+    const train::RankRun run{
+        .plan = plan,
+        .rank = rank,
+        .comm = **comm,
+        .device = *device,
+        .position = &page_,
+        .on_step = [this](const v1::StepReport& report) { SendReport(report); },
+        .on_running = [this] { SendRunning(); },
+        .stop_requested = &stop_requested};
+    absl::Status status = train::TrainRank(run);
+    peer_failure_ = IsPeerFailure(status);
+    return status;
+  }
+
+  bool peer_failure() const { return peer_failure_; }
+
+ private:
+  void SendReady(const std::string& address, uint64_t plan_hash) {
+    v1::TrainerMessage message;
+    message.mutable_ready()->set_address(address);
+    message.mutable_ready()->set_plan_hash(plan_hash);
+    link_.Send(std::move(message));
+  }
+  void SendRunning() {
+    v1::TrainerMessage message;
+    message.mutable_running();
+    link_.Send(std::move(message));
+  }
+  void SendReport(const v1::StepReport& report) {
+    v1::TrainerMessage message;
+    *message.mutable_report() = report;
+    link_.Send(std::move(message));
+  }
+
+  TrainerLink& link_;
+  Orders& orders_;
+  PositionPage& page_;
+  bool peer_failure_ = false;
+};
+
+int Main() {
+  SetLogComponent("trainer");
+  signal(SIGPIPE, SIG_IGN);
+  absl::StatusOr<Environment> environment = ReadEnvironment();
+  if (!environment.ok()) {
+    UPIPE_LOG(ERROR) << environment.status().message();
+    return 2;
+  }
+  absl::StatusOr<PositionMapping> position = PositionMapping::Open(environment->position_fd);
+  if (!position.ok()) {
+    UPIPE_LOG(ERROR) << position.status().message();
+    return 2;
+  }
+  position->page().pass = static_cast<uint32_t>(StepPass::kStarting);
+  Orders orders;
+  v1::TrainerHello hello;
+  *hello.mutable_ref() = environment->ref;
+  hello.set_pid(getpid());
+  const std::unique_ptr<TrainerLink> link =
+      TrainerLink::Dial(environment->socket, hello,
+                        {[&orders](const v1::WorkerCommand& command) { orders.Take(command); },
+                         [] {
+                           UPIPE_LOG(ERROR) << "the worker closed the stream: leaving";
+                           _exit(3);
+                         }});
+  Trainer trainer(*link, orders, position->page());
+  const absl::Status status = trainer.Run();
+  v1::TrainerFinished finished;
+  finished.set_code(static_cast<int>(status.code()));
+  finished.set_message(std::string(status.message()));
+  finished.set_peer_failure(trainer.peer_failure());
+  if (!status.ok()) {
+    UPIPE_LOG(ERROR) << status.ToString();
+  }
+  link->Finish(finished, kFarewellPatience);
+  return status.ok() ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace upipe::worker
+
+int main() { return upipe::worker::Main(); }
