@@ -24,7 +24,7 @@ class CheckFailure {
   } else                       \
     ::upipe::CheckFailure(__FILE__, __LINE__, #condition).stream()
 
-#define UPIPE_CHECK_OK(expr)                                            \
+#define UPIPE_CHECK_OK(expr)                                                \
   if (const auto& upipe_check_status_ = (expr); upipe_check_status_.ok()) { \
-  } else                                                                \
+  } else                                                                    \
     ::upipe::CheckFailure(__FILE__, __LINE__, #expr).stream() << upipe_check_status_

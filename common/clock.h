@@ -1,5 +1,6 @@
-// Time as the control plane uses it: a monotonic clock that counts suspended time (CLOCK_BOOTTIME) for every
-// decision, the wall clock for display only. Pure cores never hold a Clock: `now` is an argument.
+// Time as the control plane uses it: a monotonic clock that counts suspended time (CLOCK_BOOTTIME)
+// for every decision, the wall clock for display only. Pure cores never hold a Clock: `now` is an
+// argument.
 #pragma once
 
 #include <compare>

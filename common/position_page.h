@@ -1,6 +1,7 @@
-// Where a rank is, readable by its worker even when the rank is stopped or dead: one page of shared memory the
-// worker maps from a file descriptor the trainer inherits. Written by the trainer's compute and communicator
-// threads, never locked: each field is one relaxed atomic, `sequence` grows with every change.
+// Where a rank is, readable by its worker even when the rank is stopped or dead: one page of shared
+// memory the worker maps from a file descriptor the trainer inherits. Written by the trainer's
+// compute and communicator threads, never locked: each field is one relaxed atomic, `sequence`
+// grows with every change.
 #pragma once
 
 #include <atomic>
@@ -11,7 +12,17 @@
 
 namespace upipe {
 
-enum class StepPass : uint32_t { kIdle, kStarting, kEmbed, kForward, kLoss, kBackward, kOptimizer, kEvaluate, kDone };
+enum class StepPass : uint32_t {
+  kIdle,
+  kStarting,
+  kEmbed,
+  kForward,
+  kLoss,
+  kBackward,
+  kOptimizer,
+  kEvaluate,
+  kDone
+};
 const char* NameOf(StepPass pass);
 
 struct PositionPage {
@@ -19,19 +30,19 @@ struct PositionPage {
   uint32_t magic = kMagic;
   std::atomic<uint64_t> sequence{0};
   std::atomic<int64_t> step{0};
-  std::atomic<uint32_t> pass{0};          // StepPass
+  std::atomic<uint32_t> pass{0};  // StepPass
   std::atomic<int32_t> layer{-1};
   std::atomic<int32_t> stage{-1};
-  std::atomic<int64_t> collective{0};     // number of the last collective entered
-  std::atomic<uint32_t> in_collective{0}; // 1 between entering and leaving it
+  std::atomic<int64_t> collective{0};      // number of the last collective entered
+  std::atomic<uint32_t> in_collective{0};  // 1 between entering and leaving it
 };
 static_assert(std::atomic<int64_t>::is_always_lock_free);
 
 // "step 12, backward, layer 3, stage 1, inside collective 4711"
 std::string DescribePosition(const PositionPage& page);
 
-// An anonymous shared page (memfd). Create in the worker, Open from the inherited descriptor in the trainer. The
-// mapping lives as long as the object.
+// An anonymous shared page (memfd). Create in the worker, Open from the inherited descriptor in the
+// trainer. The mapping lives as long as the object.
 class PositionMapping {
  public:
   static absl::StatusOr<PositionMapping> Create();

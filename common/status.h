@@ -1,5 +1,5 @@
-// Early-return macros over absl::Status. Errors a user or the environment can cause are Status values;
-// broken invariants are UPIPE_CHECK (common/check.h).
+// Early-return macros over absl::Status. Errors a user or the environment can cause are Status
+// values; broken invariants are UPIPE_CHECK (common/check.h).
 #pragma once
 
 #include <utility>
@@ -11,10 +11,10 @@
 #define UPIPE_STATUS_CONCAT(a, b) UPIPE_STATUS_CONCAT_INNER(a, b)
 
 // Evaluates `expr` (an absl::Status); returns it from the enclosing function unless OK.
-#define UPIPE_RETURN_IF_ERROR(expr)                 \
-  do {                                              \
-    absl::Status upipe_status_ = (expr);            \
-    if (!upipe_status_.ok()) return upipe_status_;  \
+#define UPIPE_RETURN_IF_ERROR(expr)                \
+  do {                                             \
+    absl::Status upipe_status_ = (expr);           \
+    if (!upipe_status_.ok()) return upipe_status_; \
   } while (false)
 
 // UPIPE_ASSIGN_OR_RETURN(auto x, F()): binds the value of a StatusOr or returns its status.

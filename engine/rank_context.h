@@ -1,5 +1,6 @@
-// What every part of a rank's training program is handed: the device, its compute stream, the communicator, and where
-// the step is. Borrowed, never owned. Not thread-safe: one host thread drives a rank.
+// What every part of a rank's training program is handed: the device, its compute stream, the
+// communicator, and where the step is. Borrowed, never owned. Not thread-safe: one host thread
+// drives a rank.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +38,8 @@ class RankContext {
   absl::Status Fill(const kernels::TensorView& dst, double value) const {
     return Run(kernels::FillParams{.dst = dst, .value = value});
   }
-  // Says where the step is: kept with the allocator's peak now, in the position page when the stream gets here.
+  // Says where the step is: kept with the allocator's peak now, in the position page when the
+  // stream gets here.
   void Mark(int64_t step, StepPass pass, int layer, int stage) const;
 
  private:

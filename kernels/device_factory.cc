@@ -11,7 +11,8 @@
 namespace upipe::kernels {
 namespace {
 
-absl::StatusOr<std::unique_ptr<OpTable>> CreateOpTable(const std::string& backend, int num_threads) {
+absl::StatusOr<std::unique_ptr<OpTable>> CreateOpTable(const std::string& backend,
+                                                       int num_threads) {
   if (backend == "cpu") return CreateCpuOpTable(num_threads);
   if (backend == "reference") return CreateReferenceOpTable();
   if (backend == "cuda") {
@@ -25,7 +26,8 @@ absl::StatusOr<std::unique_ptr<OpTable>> CreateOpTable(const std::string& backen
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Device>> CreateDevice(const DeviceOptions& options) {
-  UPIPE_ASSIGN_OR_RETURN(std::unique_ptr<OpTable> ops, CreateOpTable(options.backend, options.num_threads));
+  UPIPE_ASSIGN_OR_RETURN(std::unique_ptr<OpTable> ops,
+                         CreateOpTable(options.backend, options.num_threads));
   return HostDevice::Create({.name = options.backend,
                              .arena_bytes = options.arena_bytes,
                              .prefault = options.prefault,

@@ -22,20 +22,22 @@ namespace {
 absl::Status CheckSpec(const v1::JobSpec& spec) {
   const std::vector<Violation> violations = ValidateJobSpec(spec);
   if (violations.empty()) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrJoin(violations, "; ", [](std::string* out, const Violation& v) {
-    absl::StrAppend(out, v.field, ": ", v.message);
-  }));
+  return absl::InvalidArgumentError(
+      absl::StrJoin(violations, "; ", [](std::string* out, const Violation& v) {
+        absl::StrAppend(out, v.field, ": ", v.message);
+      }));
 }
 
 absl::Status CheckShard(const v1::JobSpec& spec, const char* name) {
   const std::string path = absl::StrCat(spec.data().path(), "/", name);
   UPIPE_ASSIGN_OR_RETURN(data::TokenShard shard, data::TokenShard::Open(path));
   if (shard.vocab_size() > spec.model().vocab_size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, " has a vocabulary of ", shard.vocab_size(), " tokens and model.vocab_size is ",
-                     spec.model().vocab_size(), "; raise it to at least ", shard.vocab_size()));
+    return absl::InvalidArgumentError(absl::StrCat(
+        path, " has a vocabulary of ", shard.vocab_size(), " tokens and model.vocab_size is ",
+        spec.model().vocab_size(), "; raise it to at least ", shard.vocab_size()));
   }
-  return data::SequenceSource::Create(std::move(shard), spec.train().context(), spec.train().seed()).status();
+  return data::SequenceSource::Create(std::move(shard), spec.train().context(), spec.train().seed())
+      .status();
 }
 
 absl::Status CheckData(const v1::JobSpec& spec) {
@@ -52,26 +54,30 @@ int64_t HeadsPerRank(const v1::JobSpec& spec) {
   return parallel.heads_per_stage() / parallel.ranks();
 }
 
-// Multiply-adds of weights count 6 per parameter and token, attention 3 x 2 H D L^2 per layer (causal).
+// Multiply-adds of weights count 6 per parameter and token, attention 3 x 2 H D L^2 per layer
+// (causal).
 double ModelFlops(const v1::ModelSpec& m, int64_t context) {
   const auto d = static_cast<double>(m.hidden_size());
   const auto tokens = static_cast<double>(context);
   const auto heads = static_cast<double>(m.num_heads() * m.head_dim());
-  const double block = d * heads * 2 + d * static_cast<double>(2 * m.num_kv_heads() * m.head_dim()) +
+  const double block = d * heads * 2 +
+                       d * static_cast<double>(2 * m.num_kv_heads() * m.head_dim()) +
                        3 * d * static_cast<double>(m.intermediate_size());
-  const double weights = static_cast<double>(m.num_layers()) * block + d * static_cast<double>(m.vocab_size());
+  const double weights =
+      static_cast<double>(m.num_layers()) * block + d * static_cast<double>(m.vocab_size());
   return 6 * weights * tokens + static_cast<double>(m.num_layers()) * 6 * heads * tokens * tokens;
 }
 
 absl::Status CheckFits(const v1::RunPlan& plan, int64_t available) {
-  auto fullest = std::max_element(plan.ranks().begin(), plan.ranks().end(), [](const auto& a, const auto& b) {
-    return a.memory().arena_bytes() < b.memory().arena_bytes();
-  });
+  auto fullest =
+      std::max_element(plan.ranks().begin(), plan.ranks().end(), [](const auto& a, const auto& b) {
+        return a.memory().arena_bytes() < b.memory().arena_bytes();
+      });
   const v1::MemoryUsage& memory = fullest->memory();
   if (memory.arena_bytes() <= available) return absl::OkStatus();
-  auto largest = std::max_element(memory.tags().begin(), memory.tags().end(), [](const auto& a, const auto& b) {
-    return a.at_peak_bytes() < b.at_peak_bytes();
-  });
+  auto largest = std::max_element(
+      memory.tags().begin(), memory.tags().end(),
+      [](const auto& a, const auto& b) { return a.at_peak_bytes() < b.at_peak_bytes(); });
   const int ranks = plan.spec().parallel().ranks();
   std::string help = absl::StrCat("more ranks than ", ranks, " or a context shorter than ",
                                   FormatTokenCount(plan.spec().train().context()));
@@ -79,10 +85,10 @@ absl::Status CheckFits(const v1::RunPlan& plan, int64_t available) {
     absl::StrAppend(&help, " or upipe with heads_per_stage ", ranks);
   }
   return absl::ResourceExhaustedError(absl::StrCat(
-      "rank ", fullest->rank(), " needs ", FormatBytes(memory.arena_bytes()), " (", memory.arena_bytes(),
-      " bytes) and may take ", FormatBytes(available), " (", available, " bytes); at the peak (",
-      memory.peak_moment(), ") the largest category is ", largest->tag(), " with ",
-      FormatBytes(largest->at_peak_bytes()), "; ", help, " would help"));
+      "rank ", fullest->rank(), " needs ", FormatBytes(memory.arena_bytes()), " (",
+      memory.arena_bytes(), " bytes) and may take ", FormatBytes(available), " (", available,
+      " bytes); at the peak (", memory.peak_moment(), ") the largest category is ", largest->tag(),
+      " with ", FormatBytes(largest->at_peak_bytes()), "; ", help, " would help"));
 }
 
 }  // namespace
@@ -106,7 +112,8 @@ absl::StatusOr<RankDryRun> DryRunRank(const v1::RunPlan& plan, int rank) {
   result.rank.set_rank(rank);
   *result.rank.mutable_memory() = train::ToMessage(device->allocator().stats());
   for (size_t peer = 0; peer < after.bytes_sent_to_peer.size(); ++peer) {
-    result.rank.add_bytes_sent_to_peer(after.bytes_sent_to_peer[peer] - before.bytes_sent_to_peer[peer]);
+    result.rank.add_bytes_sent_to_peer(after.bytes_sent_to_peer[peer] -
+                                       before.bytes_sent_to_peer[peer]);
   }
   result.rank.set_step_flops(result.counts.total.cost.flops);
   return result;
@@ -118,12 +125,11 @@ absl::StatusOr<v1::RunPlan> MakeRunPlan(const v1::JobSpec& spec, const PlanLimit
   *plan.mutable_spec() = WithDefaults(spec);
   const v1::JobSpec& full = plan.spec();
   if (limits.check_data) UPIPE_RETURN_IF_ERROR(CheckData(full));
-  UPIPE_ASSIGN_OR_RETURN(
-      *plan.mutable_schedule(),
-      parallel::MakeHeadChunkSchedule({.num_heads = full.model().num_heads(),
-                                       .num_kv_heads = full.model().num_kv_heads(),
-                                       .ulysses_ranks = full.parallel().ranks(),
-                                       .heads_per_rank = HeadsPerRank(full)}));
+  UPIPE_ASSIGN_OR_RETURN(*plan.mutable_schedule(), parallel::MakeHeadChunkSchedule(
+                                                       {.num_heads = full.model().num_heads(),
+                                                        .num_kv_heads = full.model().num_kv_heads(),
+                                                        .ulysses_ranks = full.parallel().ranks(),
+                                                        .heads_per_rank = HeadsPerRank(full)}));
   plan.set_schedule_hash(parallel::HashOf(plan.schedule()));
   const auto tokens = parallel::TokenMap::Make(full.train().context(), full.parallel().ranks());
   plan.set_padded_context(tokens.padded_context);
@@ -139,9 +145,10 @@ absl::StatusOr<v1::RunPlan> MakeRunPlan(const v1::JobSpec& spec, const PlanLimit
   plan.set_attention_kernel(absl::StrCat(full.parallel().backend(), " own fp32"));
   for (const std::string& warning : JobSpecWarnings(full)) plan.add_notes(warning);
   plan.add_notes("bit-identical on equal instruction set, threads per rank and library versions");
-  const int64_t available = full.train().has_memory_per_rank()
-                                ? std::min(limits.memory_per_rank_bytes, full.train().memory_per_rank())
-                                : limits.memory_per_rank_bytes;
+  const int64_t available =
+      full.train().has_memory_per_rank()
+          ? std::min(limits.memory_per_rank_bytes, full.train().memory_per_rank())
+          : limits.memory_per_rank_bytes;
   UPIPE_RETURN_IF_ERROR(CheckFits(plan, available));
   const std::string bytes = plan.SerializeAsString();
   plan.set_plan_hash(XXH64(bytes.data(), bytes.size(), 0));

@@ -12,9 +12,10 @@ namespace upipe::planner {
 namespace {
 
 const v1::RankPlan& FullestRank(const v1::RunPlan& plan) {
-  return *std::max_element(plan.ranks().begin(), plan.ranks().end(), [](const auto& a, const auto& b) {
-    return a.memory().peak_bytes() < b.memory().peak_bytes();
-  });
+  return *std::max_element(plan.ranks().begin(), plan.ranks().end(),
+                           [](const auto& a, const auto& b) {
+                             return a.memory().peak_bytes() < b.memory().peak_bytes();
+                           });
 }
 
 }  // namespace
@@ -25,25 +26,28 @@ std::string RenderPlan(const v1::RunPlan& plan) {
   const v1::MemoryUsage& memory = fullest.memory();
   std::string text = absl::StrCat(
       "job        ", spec.name(), ": ", FormatCount(plan.num_parameters()), " parameters, context ",
-      FormatTokenCount(spec.train().context()), ", ", spec.train().steps(), " steps\n", "method     ",
-      MethodName(spec.parallel().method()), ", ", spec.parallel().ranks(), " ranks, ",
-      plan.schedule().stages_size(), " stages of ", plan.schedule().heads_per_rank(),
+      FormatTokenCount(spec.train().context()), ", ", spec.train().steps(), " steps\n",
+      "method     ", MethodName(spec.parallel().method()), ", ", spec.parallel().ranks(),
+      " ranks, ", plan.schedule().stages_size(), " stages of ", plan.schedule().heads_per_rank(),
       " query heads per rank, ", FormatCount(plan.tokens_per_rank()), " tokens per rank\n");
-  absl::StrAppend(&text, "memory     rank ", fullest.rank(), " is fullest: peak ", FormatBytes(memory.peak_bytes()),
-                  " at \"", memory.peak_moment(), "\", arena ", FormatBytes(memory.arena_bytes()),
-                  ", attention ", FormatBytes(memory.attention_peak_bytes()), " (kernel: ",
-                  plan.attention_kernel(), ")\n\n",
+  absl::StrAppend(&text, "memory     rank ", fullest.rank(), " is fullest: peak ",
+                  FormatBytes(memory.peak_bytes()), " at \"", memory.peak_moment(), "\", arena ",
+                  FormatBytes(memory.arena_bytes()), ", attention ",
+                  FormatBytes(memory.attention_peak_bytes()), " (kernel: ", plan.attention_kernel(),
+                  ")\n\n",
                   absl::StrFormat("  %-14s %14s %14s\n", "category", "own peak", "at the peak"));
   for (const v1::TagBytes& tag : memory.tags()) {
     if (tag.peak_bytes() == 0) continue;
-    absl::StrAppend(&text, absl::StrFormat("  %-14s %14s %14s\n", tag.tag(), FormatBytes(tag.peak_bytes()),
-                                           FormatBytes(tag.at_peak_bytes())));
+    absl::StrAppend(&text,
+                    absl::StrFormat("  %-14s %14s %14s\n", tag.tag(), FormatBytes(tag.peak_bytes()),
+                                    FormatBytes(tag.at_peak_bytes())));
   }
   const int64_t sent = std::accumulate(fullest.bytes_sent_to_peer().begin(),
                                        fullest.bytes_sent_to_peer().end(), int64_t{0});
   absl::StrAppend(&text, "\nstep       ", absl::StrFormat("%.4g", plan.model_flops() / 1e12),
-                  " TFLOP of model (causal), ", absl::StrFormat("%.4g", fullest.step_flops() / 1e12),
-                  " TFLOP executed by rank ", fullest.rank(), ", ", FormatBytes(sent), " sent by it\n");
+                  " TFLOP of model (causal), ",
+                  absl::StrFormat("%.4g", fullest.step_flops() / 1e12), " TFLOP executed by rank ",
+                  fullest.rank(), ", ", FormatBytes(sent), " sent by it\n");
   for (const std::string& note : plan.notes()) absl::StrAppend(&text, "note       ", note, "\n");
   return text;
 }

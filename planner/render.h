@@ -7,7 +7,8 @@
 
 namespace upipe::planner {
 
-// Method, stages, bytes by category of the fullest rank and where its peak is, FLOPs, traffic, notes.
+// Method, stages, bytes by category of the fullest rank and where its peak is, FLOPs, traffic,
+// notes.
 std::string RenderPlan(const v1::RunPlan& plan);
 
 }  // namespace upipe::planner

@@ -1,5 +1,6 @@
-// upipe-plan: a job's plan or the one sentence that refuses it. People give it a YAML file; the coordinator runs it as a
-// child with binary messages, so that no job's content can bring the coordinator down.
+// upipe-plan: a job's plan or the one sentence that refuses it. People give it a YAML file; the
+// coordinator runs it as a child with binary messages, so that no job's content can bring the
+// coordinator down.
 #include <CLI/CLI.hpp>
 #include <fstream>
 #include <iostream>
@@ -22,8 +23,8 @@ struct Flags {
   std::vector<std::string> overrides;
   std::string memory_per_rank;
   std::string format = "text";
-  std::string spec_file;     // binary v1.JobSpec
-  std::string output_file;   // binary v1.PlanResult
+  std::string spec_file;    // binary v1.JobSpec
+  std::string output_file;  // binary v1.PlanResult
 };
 
 absl::StatusOr<v1::JobSpec> ReadSpec(const Flags& flags) {
@@ -65,16 +66,20 @@ int WriteResult(const absl::StatusOr<v1::RunPlan>& plan, const std::string& path
 }
 
 int Main(int argc, char** argv) {
-  CLI::App app{"Plans a training job without running it: exact bytes by category, FLOPs and traffic.\n"
-               "Example: upipe plan deploy/samples/demo.yaml --memory-per-rank 2GiB"};
+  CLI::App app{
+      "Plans a training job without running it: exact bytes by category, FLOPs and traffic.\n"
+      "Example: upipe plan deploy/samples/demo.yaml --memory-per-rank 2GiB"};
   Flags flags;
   auto* job = app.add_option("job", flags.job_file, "job file (YAML)");
-  app.add_option("--set", flags.overrides, "override a field, path=value (repeatable)")->allow_extra_args(false);
+  app.add_option("--set", flags.overrides, "override a field, path=value (repeatable)")
+      ->allow_extra_args(false);
   app.add_option("--memory-per-rank", flags.memory_per_rank,
                  "bytes each rank may take, e.g. 2GiB (default: available memory / ranks)");
   app.add_option("-o", flags.format, "text or json")->check(CLI::IsMember({"text", "json"}));
-  auto* spec = app.add_option("--spec", flags.spec_file, "binary JobSpec instead of a job file")->excludes(job);
-  app.add_option("--output", flags.output_file, "write a binary PlanResult here, refusals included")->needs(spec);
+  auto* spec = app.add_option("--spec", flags.spec_file, "binary JobSpec instead of a job file")
+                   ->excludes(job);
+  app.add_option("--output", flags.output_file, "write a binary PlanResult here, refusals included")
+      ->needs(spec);
   CLI11_PARSE(app, argc, argv);
   if (flags.job_file.empty() && flags.spec_file.empty()) {
     std::cerr << "upipe-plan: name a job file; see upipe plan --help\n";

@@ -1,4 +1,5 @@
-// upipe-run: the same job in one process, ranks as threads over the inproc communicator, no daemons.
+// upipe-run: the same job in one process, ranks as threads over the inproc communicator, no
+// daemons.
 #include <CLI/CLI.hpp>
 #include <atomic>
 #include <csignal>
@@ -51,10 +52,12 @@ class Reporter {
       }
     }
     if (rank != 0 || quiet_) return;
-    std::cout << absl::StrFormat("step %d/%d  loss %.4f  grad norm %.3f  %.0f tokens/s  peak %s", report.step(),
-                                 report.total_steps(), report.loss(), report.grad_norm(),
-                                 report.tokens_per_second(), FormatBytes(report.memory().peak_bytes()));
-    if (report.has_held_out_loss()) std::cout << absl::StrFormat("  held-out %.4f", report.held_out_loss());
+    std::cout << absl::StrFormat("step %d/%d  loss %.4f  grad norm %.3f  %.0f tokens/s  peak %s",
+                                 report.step(), report.total_steps(), report.loss(),
+                                 report.grad_norm(), report.tokens_per_second(),
+                                 FormatBytes(report.memory().peak_bytes()));
+    if (report.has_held_out_loss())
+      std::cout << absl::StrFormat("  held-out %.4f", report.held_out_loss());
     std::cout << (report.skipped() ? "  skipped" : "") << std::endl;
   }
 
@@ -70,8 +73,8 @@ absl::Status RunRanks(const v1::RunPlan& plan, Reporter& reporter) {
   for (int rank = 0; rank < ranks; ++rank) {
     UPIPE_ASSIGN_OR_RETURN(devices.emplace_back(), train::CreateRankDevice(plan, rank));
   }
-  const auto comms =
-      comm::InprocGroup::Create(ranks, {.deadline = train::CollectiveDeadline(plan), .observer = {}});
+  const auto comms = comm::InprocGroup::Create(
+      ranks, {.deadline = train::CollectiveDeadline(plan), .observer = {}});
   std::vector<absl::Status> statuses(ranks);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank) {
@@ -94,9 +97,9 @@ absl::Status RunRanks(const v1::RunPlan& plan, Reporter& reporter) {
 absl::Status Run(const Flags& flags) {
   UPIPE_ASSIGN_OR_RETURN(const v1::JobSpec spec, ReadJobSpecFile(flags.job_file, flags.overrides));
   UPIPE_ASSIGN_OR_RETURN(const int64_t available, AvailableMemoryBytes());
-  UPIPE_ASSIGN_OR_RETURN(
-      const v1::RunPlan plan,
-      MakeRunPlan(spec, {.memory_per_rank_bytes = available / std::max(1, spec.parallel().ranks())}));
+  UPIPE_ASSIGN_OR_RETURN(const v1::RunPlan plan,
+                         MakeRunPlan(spec, {.memory_per_rank_bytes =
+                                                available / std::max(1, spec.parallel().ranks())}));
   if (!plan.spec().parallel().isa_cap().empty()) {
     UPIPE_RETURN_IF_ERROR(kernels::CapIsa(plan.spec().parallel().isa_cap()));
   }
@@ -109,12 +112,15 @@ absl::Status Run(const Flags& flags) {
 }
 
 int Main(int argc, char** argv) {
-  CLI::App app{"Runs a job in this process, one thread per rank, without daemons.\n"
-               "Example: upipe run deploy/samples/tiny.yaml --set train.steps=20"};
+  CLI::App app{
+      "Runs a job in this process, one thread per rank, without daemons.\n"
+      "Example: upipe run deploy/samples/tiny.yaml --set train.steps=20"};
   Flags flags;
   app.add_option("job", flags.job_file, "job file (YAML)")->required();
-  app.add_option("--set", flags.overrides, "override a field, path=value (repeatable)")->allow_extra_args(false);
-  app.add_option("--metrics", flags.metrics_file, "write every step report of every rank here, JSON lines");
+  app.add_option("--set", flags.overrides, "override a field, path=value (repeatable)")
+      ->allow_extra_args(false);
+  app.add_option("--metrics", flags.metrics_file,
+                 "write every step report of every rank here, JSON lines");
   app.add_flag("--quiet", flags.quiet, "print nothing but errors");
   CLI11_PARSE(app, argc, argv);
   std::signal(SIGINT, [](int) { stop_requested = true; });

@@ -37,19 +37,21 @@ struct HeadChunkAttention::ForwardBuffers {
 
 // Live over all stages of a backward pass beside dh, the attention output and the log-sum-exp.
 struct HeadChunkAttention::BackwardBuffers {
-  Buffer dkv;                       // [N, 2, K, D], dk then dv of the own tokens
+  Buffer dkv;                        // [N, 2, K, D], dk then dv of the own tokens
   Buffer q, k, v, dout, dq, dk, dv;  // whole heads of the stage at this rank
   Buffer staging;
-  Buffer delta_local;               // [N, staged heads] to send
-  Buffer delta;                     // [Lp, stage heads] received
+  Buffer delta_local;  // [N, staged heads] to send
+  Buffer delta;        // [Lp, stage heads] received
 };
 
-HeadChunkAttention::HeadChunkAttention(const engine::RankContext& context, const AttentionLayerParams& params)
+HeadChunkAttention::HeadChunkAttention(const engine::RankContext& context,
+                                       const AttentionLayerParams& params)
     : context_(context),
       params_(params),
       mask_(params.tokens.Mask()),
       scale_(static_cast<float>(1.0 / std::sqrt(static_cast<double>(params.head_dim)))) {
-  UPIPE_CHECK(params_.schedule != nullptr && params_.schedule->ulysses_ranks() == context.num_ranks())
+  UPIPE_CHECK(params_.schedule != nullptr &&
+              params_.schedule->ulysses_ranks() == context.num_ranks())
       << "the schedule is not for " << context.num_ranks() << " ranks";
 }
 
@@ -65,8 +67,8 @@ TensorView HeadChunkAttention::StagedQueries(const Buffer& staging, int stage, i
                  Work(stage, rank).query_heads_size(), params_.head_dim);
 }
 
-TensorView HeadChunkAttention::HeadColumns(const Buffer& all_heads, int64_t first_head, int64_t heads,
-                                           int64_t total_heads) const {
+TensorView HeadChunkAttention::HeadColumns(const Buffer& all_heads, int64_t first_head,
+                                           int64_t heads, int64_t total_heads) const {
   const int64_t dim = params_.head_dim;
   return TensorView::Tensor3(static_cast<float*>(all_heads.data()) + first_head * dim, kF32,
                              {params_.tokens.tokens_per_rank, heads, dim}, total_heads * dim, dim);
@@ -93,14 +95,16 @@ TensorView HeadChunkAttention::LseRows(const Buffer& lse, int stage) const {
 }
 
 template <typename Body>
-absl::Status HeadChunkAttention::ForNormalisedTiles(const TensorView& x, const TensorView& norm, Body body) {
+absl::Status HeadChunkAttention::ForNormalisedTiles(const TensorView& x, const TensorView& norm,
+                                                    Body body) {
   const int64_t n = params_.tokens.tokens_per_rank;
   const int64_t tile = std::min(kTokenTile, n);
-  UPIPE_ASSIGN_OR_RETURN(Buffer buffer,
-                         context_.AllocateFloats(MemoryTag::kWorkspace, tile * params_.hidden_size));
+  UPIPE_ASSIGN_OR_RETURN(
+      Buffer buffer, context_.AllocateFloats(MemoryTag::kWorkspace, tile * params_.hidden_size));
   for (int64_t begin = 0; begin < n; begin += tile) {
     const int64_t rows = std::min(tile, n - begin);
-    const TensorView normalised = TensorView::Matrix(buffer.data(), kF32, rows, params_.hidden_size);
+    const TensorView normalised =
+        TensorView::Matrix(buffer.data(), kF32, rows, params_.hidden_size);
     UPIPE_RETURN_IF_ERROR(context_.Run(kernels::RmsNormFwdParams{
         .x = x.Rows(begin, rows), .weight = norm, .y = normalised, .eps = params_.rms_norm_eps}));
     UPIPE_RETURN_IF_ERROR(body(begin, rows, normalised));
@@ -108,27 +112,33 @@ absl::Status HeadChunkAttention::ForNormalisedTiles(const TensorView& x, const T
   return absl::OkStatus();
 }
 
-absl::Status HeadChunkAttention::ProjectQueries(int stage, const TensorView& x, const AttentionWeights& weights,
+absl::Status HeadChunkAttention::ProjectQueries(int stage, const TensorView& x,
+                                                const AttentionWeights& weights,
                                                 const Buffer& staging) {
-  return ForNormalisedTiles(x, weights.norm, [&](int64_t begin, int64_t rows, const TensorView& xn) {
-    for (int c = 0; c < num_ranks(); ++c) {
-      const auto& work = Work(stage, c);
-      if (work.query_heads_size() == 0) continue;
-      const TensorView q = StagedQueries(staging, stage, c).Rows(begin, rows);
-      UPIPE_RETURN_IF_ERROR(context_.Run(kernels::MatmulParams{
-          .a = xn,
-          .b = weights.wq.Rows(work.query_heads(0) * params_.head_dim,
-                               work.query_heads_size() * params_.head_dim),
-          .c = AsMatrix(q),
-          .transpose_b = true}));
-      UPIPE_RETURN_IF_ERROR(context_.Run(kernels::RopeParams{
-          .src = q, .dst = q, .positions = params_.positions.Rows(begin, rows), .config = params_.rope}));
-    }
-    return absl::OkStatus();
-  });
+  return ForNormalisedTiles(
+      x, weights.norm, [&](int64_t begin, int64_t rows, const TensorView& xn) {
+        for (int c = 0; c < num_ranks(); ++c) {
+          const auto& work = Work(stage, c);
+          if (work.query_heads_size() == 0) continue;
+          const TensorView q = StagedQueries(staging, stage, c).Rows(begin, rows);
+          UPIPE_RETURN_IF_ERROR(context_.Run(kernels::MatmulParams{
+              .a = xn,
+              .b = weights.wq.Rows(work.query_heads(0) * params_.head_dim,
+                                   work.query_heads_size() * params_.head_dim),
+              .c = AsMatrix(q),
+              .transpose_b = true}));
+          UPIPE_RETURN_IF_ERROR(
+              context_.Run(kernels::RopeParams{.src = q,
+                                               .dst = q,
+                                               .positions = params_.positions.Rows(begin, rows),
+                                               .config = params_.rope}));
+        }
+        return absl::OkStatus();
+      });
 }
 
-absl::Status HeadChunkAttention::SendQueries(int stage, const Buffer& staging, const Buffer& destination) {
+absl::Status HeadChunkAttention::SendQueries(int stage, const Buffer& staging,
+                                             const Buffer& destination) {
   comm::AllToAllVParams exchange;
   const TensorView received = StageHeads(destination, stage);
   const int64_t n = params_.tokens.tokens_per_rank;
@@ -142,22 +152,24 @@ absl::Status HeadChunkAttention::SendQueries(int stage, const Buffer& staging, c
 }
 
 absl::Status HeadChunkAttention::FetchOne(int stage, const TensorView& x, const TensorView& norm,
-                                          const TensorView& weight, bool rotate, const Buffer& staging,
-                                          const Buffer& destination) {
+                                          const TensorView& weight, bool rotate,
+                                          const Buffer& staging, const Buffer& destination) {
   const std::vector<int32_t> heads = parallel::FetchedHeads(params_.schedule->stages(stage));
   const int64_t n = params_.tokens.tokens_per_rank;
   const int64_t dim = params_.head_dim;
   auto staged = [&](size_t i) {
-    return HeadsOf(static_cast<float*>(staging.data()) + static_cast<int64_t>(i) * n * dim, n, 1, dim);
+    return HeadsOf(static_cast<float*>(staging.data()) + static_cast<int64_t>(i) * n * dim, n, 1,
+                   dim);
   };
   UPIPE_RETURN_IF_ERROR(
       ForNormalisedTiles(x, norm, [&](int64_t begin, int64_t rows, const TensorView& xn) {
         for (size_t i = 0; i < heads.size(); ++i) {
           const TensorView block = staged(i).Rows(begin, rows);
-          UPIPE_RETURN_IF_ERROR(context_.Run(kernels::MatmulParams{.a = xn,
-                                                                   .b = weight.Rows(heads[i] * dim, dim),
-                                                                   .c = AsMatrix(block),
-                                                                   .transpose_b = true}));
+          UPIPE_RETURN_IF_ERROR(
+              context_.Run(kernels::MatmulParams{.a = xn,
+                                                 .b = weight.Rows(heads[i] * dim, dim),
+                                                 .c = AsMatrix(block),
+                                                 .transpose_b = true}));
           if (!rotate) continue;
           UPIPE_RETURN_IF_ERROR(
               context_.Run(kernels::RopeParams{.src = block,
@@ -175,7 +187,8 @@ absl::Status HeadChunkAttention::FetchOne(int stage, const TensorView& x, const 
     }
     const auto& own = Work(stage, context_.rank());
     for (int32_t head : own.fetch()) {
-      const auto index = std::find(own.kv_heads().begin(), own.kv_heads().end(), head) - own.kv_heads().begin();
+      const auto index =
+          std::find(own.kv_heads().begin(), own.kv_heads().end(), head) - own.kv_heads().begin();
       void* rows = KvSlots(destination).At(r * n, own.kv_slots(static_cast<int>(index)));
       exchange.receives.push_back({r, rows, n * dim * SizeOf(kF32)});
     }
@@ -183,14 +196,16 @@ absl::Status HeadChunkAttention::FetchOne(int stage, const TensorView& x, const 
   return context_.comm().AllToAllV(exchange, context_.stream());
 }
 
-absl::Status HeadChunkAttention::FetchKv(int stage, const TensorView& x, const AttentionWeights& weights,
-                                         const Buffer& staging, const Buffer& k, const Buffer& v) {
+absl::Status HeadChunkAttention::FetchKv(int stage, const TensorView& x,
+                                         const AttentionWeights& weights, const Buffer& staging,
+                                         const Buffer& k, const Buffer& v) {
   if (parallel::FetchedHeads(params_.schedule->stages(stage)).empty()) return absl::OkStatus();
   UPIPE_RETURN_IF_ERROR(FetchOne(stage, x, weights.norm, weights.wk, /*rotate=*/true, staging, k));
   return FetchOne(stage, x, weights.norm, weights.wv, /*rotate=*/false, staging, v);
 }
 
-absl::Status HeadChunkAttention::ReturnHeads(int stage, const Buffer& heads, const Buffer& staging) {
+absl::Status HeadChunkAttention::ReturnHeads(int stage, const Buffer& heads,
+                                             const Buffer& staging) {
   comm::AllToAllVParams exchange;
   const TensorView whole = StageHeads(heads, stage);
   const int64_t n = params_.tokens.tokens_per_rank;
@@ -203,7 +218,8 @@ absl::Status HeadChunkAttention::ReturnHeads(int stage, const Buffer& heads, con
   return context_.comm().AllToAllV(exchange, context_.stream());
 }
 
-absl::StatusOr<AttentionOutput> HeadChunkAttention::Forward(const TensorView& x, const AttentionWeights& weights,
+absl::StatusOr<AttentionOutput> HeadChunkAttention::Forward(const TensorView& x,
+                                                            const AttentionWeights& weights,
                                                             const Where& where) {
   const auto& schedule = *params_.schedule;
   const auto extents = parallel::ForwardExtents(schedule, context_.rank());
@@ -211,14 +227,15 @@ absl::StatusOr<AttentionOutput> HeadChunkAttention::Forward(const TensorView& x,
   const int64_t length = params_.tokens.padded_context;
   const int64_t dim = params_.head_dim;
   AttentionOutput output;
-  UPIPE_ASSIGN_OR_RETURN(output.out,
-                         context_.AllocateFloats(MemoryTag::kAttnOut, n * schedule.num_heads() * dim));
-  UPIPE_ASSIGN_OR_RETURN(output.lse, context_.AllocateFloats(MemoryTag::kAttnOut, extents.local_heads * length));
+  UPIPE_ASSIGN_OR_RETURN(
+      output.out, context_.AllocateFloats(MemoryTag::kAttnOut, n * schedule.num_heads() * dim));
+  UPIPE_ASSIGN_OR_RETURN(
+      output.lse, context_.AllocateFloats(MemoryTag::kAttnOut, extents.local_heads * length));
   ForwardBuffers b;
   const int64_t whole = length * extents.query_heads * dim;
   const int64_t resident = extents.kv_slots * length * dim;
-  UPIPE_ASSIGN_OR_RETURN(b.staging,
-                         context_.AllocateFloats(MemoryTag::kAttnExchange, n * extents.staged_heads * dim));
+  UPIPE_ASSIGN_OR_RETURN(
+      b.staging, context_.AllocateFloats(MemoryTag::kAttnExchange, n * extents.staged_heads * dim));
   UPIPE_ASSIGN_OR_RETURN(b.q, context_.AllocateFloats(MemoryTag::kAttnQ, whole));
   UPIPE_ASSIGN_OR_RETURN(b.k, context_.AllocateFloats(MemoryTag::kAttnKv, resident));
   UPIPE_ASSIGN_OR_RETURN(b.v, context_.AllocateFloats(MemoryTag::kAttnKv, resident));
@@ -247,7 +264,8 @@ absl::StatusOr<AttentionOutput> HeadChunkAttention::Forward(const TensorView& x,
       if (work.query_heads_size() == 0) continue;
       UPIPE_RETURN_IF_ERROR(context_.Run(kernels::StridedCopyParams{
           .src = StagedQueries(b.staging, s, c),
-          .dst = HeadColumns(output.out, work.query_heads(0), work.query_heads_size(), schedule.num_heads())}));
+          .dst = HeadColumns(output.out, work.query_heads(0), work.query_heads_size(),
+                             schedule.num_heads())}));
     }
   }
   return output;
@@ -258,8 +276,8 @@ std::vector<int32_t> HeadChunkAttention::SlotOfHead(int stage) const {
   const int64_t group = params_.schedule->num_heads() / params_.schedule->num_kv_heads();
   std::vector<int32_t> slots;
   for (int32_t head : own.query_heads()) {
-    const auto index =
-        std::find(own.kv_heads().begin(), own.kv_heads().end(), head / group) - own.kv_heads().begin();
+    const auto index = std::find(own.kv_heads().begin(), own.kv_heads().end(), head / group) -
+                       own.kv_heads().begin();
     slots.push_back(own.kv_slots(static_cast<int>(index)));
   }
   return slots;
@@ -273,8 +291,9 @@ absl::StatusOr<HeadChunkAttention::BackwardBuffers> HeadChunkAttention::Allocate
   const int64_t whole = length * extents.query_heads * params_.head_dim;
   const int64_t resident = extents.kv_slots * length * params_.head_dim;
   BackwardBuffers b;
-  UPIPE_ASSIGN_OR_RETURN(b.dkv, context_.AllocateFloats(MemoryTag::kAttnGrad,
-                                                        n * 2 * schedule.num_kv_heads() * params_.head_dim));
+  UPIPE_ASSIGN_OR_RETURN(
+      b.dkv, context_.AllocateFloats(MemoryTag::kAttnGrad,
+                                     n * 2 * schedule.num_kv_heads() * params_.head_dim));
   UPIPE_ASSIGN_OR_RETURN(b.q, context_.AllocateFloats(MemoryTag::kAttnQ, whole));
   UPIPE_ASSIGN_OR_RETURN(b.k, context_.AllocateFloats(MemoryTag::kAttnKv, resident));
   UPIPE_ASSIGN_OR_RETURN(b.v, context_.AllocateFloats(MemoryTag::kAttnKv, resident));
@@ -282,16 +301,19 @@ absl::StatusOr<HeadChunkAttention::BackwardBuffers> HeadChunkAttention::Allocate
   UPIPE_ASSIGN_OR_RETURN(b.dq, context_.AllocateFloats(MemoryTag::kAttnGrad, whole));
   UPIPE_ASSIGN_OR_RETURN(b.dk, context_.AllocateFloats(MemoryTag::kAttnGrad, resident));
   UPIPE_ASSIGN_OR_RETURN(b.dv, context_.AllocateFloats(MemoryTag::kAttnGrad, resident));
-  UPIPE_ASSIGN_OR_RETURN(b.staging, context_.AllocateFloats(MemoryTag::kAttnExchange,
-                                                            n * extents.staged_heads * params_.head_dim));
+  UPIPE_ASSIGN_OR_RETURN(b.staging,
+                         context_.AllocateFloats(MemoryTag::kAttnExchange,
+                                                 n * extents.staged_heads * params_.head_dim));
   UPIPE_ASSIGN_OR_RETURN(b.delta_local,
                          context_.AllocateFloats(MemoryTag::kAttnOut, n * extents.staged_heads));
-  UPIPE_ASSIGN_OR_RETURN(b.delta, context_.AllocateFloats(MemoryTag::kAttnOut, length * extents.query_heads));
+  UPIPE_ASSIGN_OR_RETURN(
+      b.delta, context_.AllocateFloats(MemoryTag::kAttnOut, length * extents.query_heads));
   return b;
 }
 
 absl::Status HeadChunkAttention::Backward(const TensorView& x, const TensorView& dh,
-                                          const AttentionWeights& weights, const AttentionGradients& gradients,
+                                          const AttentionWeights& weights,
+                                          const AttentionGradients& gradients,
                                           AttentionOutput output, const Where& where) {
   UPIPE_ASSIGN_OR_RETURN(BackwardBuffers buffers, AllocateBackward());
   for (int s = 0; s < params_.schedule->stages_size(); ++s) {
@@ -305,7 +327,8 @@ absl::Status HeadChunkAttention::Backward(const TensorView& x, const TensorView&
 
 absl::Status HeadChunkAttention::ProjectOutputGradient(int stage, const TensorView& dh,
                                                        const AttentionWeights& weights,
-                                                       const AttentionOutput& output, const BackwardBuffers& b) {
+                                                       const AttentionOutput& output,
+                                                       const BackwardBuffers& b) {
   const int64_t n = params_.tokens.tokens_per_rank;
   const int64_t num_heads = params_.schedule->num_heads();
   const int64_t dim = params_.head_dim;
@@ -322,8 +345,8 @@ absl::Status HeadChunkAttention::ProjectOutputGradient(int stage, const TensorVi
       const int64_t first = work.query_heads(0);
       UPIPE_RETURN_IF_ERROR(context_.Run(kernels::MatmulParams{
           .a = dh,
-          .b = TensorView::Matrix(weights.wo.At(0, first * dim), kF32, params_.hidden_size, heads * dim,
-                                  num_heads * dim),
+          .b = TensorView::Matrix(weights.wo.At(0, first * dim), kF32, params_.hidden_size,
+                                  heads * dim, num_heads * dim),
           .c = AsMatrix(dout)}));
       UPIPE_RETURN_IF_ERROR(context_.Run(kernels::RowDotParams{
           .a = dout, .b = HeadColumns(output.out, first, heads, num_heads), .out = delta}));
@@ -331,15 +354,16 @@ absl::Status HeadChunkAttention::ProjectOutputGradient(int stage, const TensorVi
     exchange.sends.push_back({c, dout.data, dout.num_bytes()});
     exchange.sends.push_back({c, delta.data, delta.num_bytes()});
     exchange.receives.push_back({c, received.At(c * n), n * own_heads * dim * SizeOf(kF32)});
-    exchange.receives.push_back({c, static_cast<float*>(b.delta.data()) + c * n * own_heads,
-                                 n * own_heads * SizeOf(kF32)});
+    exchange.receives.push_back(
+        {c, static_cast<float*>(b.delta.data()) + c * n * own_heads, n * own_heads * SizeOf(kF32)});
     delta_block += n * heads;
   }
   return context_.comm().AllToAllV(exchange, context_.stream());
 }
 
 absl::Status HeadChunkAttention::BackwardStage(int stage, const TensorView& x, const TensorView& dh,
-                                               const AttentionWeights& weights, const AttentionOutput& output,
+                                               const AttentionWeights& weights,
+                                               const AttentionOutput& output,
                                                const BackwardBuffers& b) {
   const auto& schedule = *params_.schedule;
   const int64_t length = params_.tokens.padded_context;
@@ -349,10 +373,12 @@ absl::Status HeadChunkAttention::BackwardStage(int stage, const TensorView& x, c
   UPIPE_RETURN_IF_ERROR(SendQueries(stage, b.staging, b.q));
   UPIPE_RETURN_IF_ERROR(FetchKv(stage, x, weights, b.staging, b.k, b.v));
   for (int i = 0; i < own.kv_heads_size(); ++i) {
-    if (std::find(own.fetch().begin(), own.fetch().end(), own.kv_heads(i)) == own.fetch().end()) continue;
+    if (std::find(own.fetch().begin(), own.fetch().end(), own.kv_heads(i)) == own.fetch().end())
+      continue;
     for (const Buffer* gradient : {&b.dk, &b.dv}) {
       void* slot = KvSlots(*gradient).At(0, own.kv_slots(i));
-      UPIPE_RETURN_IF_ERROR(context_.Fill(TensorView::Matrix(slot, kF32, length, params_.head_dim), 0));
+      UPIPE_RETURN_IF_ERROR(
+          context_.Fill(TensorView::Matrix(slot, kF32, length, params_.head_dim), 0));
     }
   }
   if (own.query_heads_size() > 0) {
@@ -377,39 +403,43 @@ absl::Status HeadChunkAttention::BackwardStage(int stage, const TensorView& x, c
     const auto& work = Work(stage, c);
     if (work.query_heads_size() == 0) continue;
     // The columns of these heads in the attention output are dead: dq takes their place.
-    UPIPE_RETURN_IF_ERROR(context_.Run(kernels::RopeParams{
-        .src = StagedQueries(b.staging, stage, c),
-        .dst = HeadColumns(output.out, work.query_heads(0), work.query_heads_size(), schedule.num_heads()),
-        .positions = params_.positions,
-        .config = params_.rope,
-        .inverse = true}));
+    UPIPE_RETURN_IF_ERROR(context_.Run(
+        kernels::RopeParams{.src = StagedQueries(b.staging, stage, c),
+                            .dst = HeadColumns(output.out, work.query_heads(0),
+                                               work.query_heads_size(), schedule.num_heads()),
+                            .positions = params_.positions,
+                            .config = params_.rope,
+                            .inverse = true}));
   }
   UPIPE_RETURN_IF_ERROR(ReturnKvGradients(stage, b.dk, 0, /*rotate=*/true, b));
   return ReturnKvGradients(stage, b.dv, schedule.num_kv_heads(), /*rotate=*/false, b);
 }
 
-absl::Status HeadChunkAttention::ReturnKvGradients(int stage, const Buffer& stage_gradient, int64_t first_column,
-                                                   bool rotate, const BackwardBuffers& b) {
+absl::Status HeadChunkAttention::ReturnKvGradients(int stage, const Buffer& stage_gradient,
+                                                   int64_t first_column, bool rotate,
+                                                   const BackwardBuffers& b) {
   const auto releases = parallel::ReleasesOf(*params_.schedule, stage);
   if (releases.empty()) return absl::OkStatus();
   const int64_t n = params_.tokens.tokens_per_rank;
   const int64_t dim = params_.head_dim;
   const int64_t block_bytes = n * dim * SizeOf(kF32);
   auto staged = [&](size_t i) {
-    return HeadsOf(static_cast<float*>(b.staging.data()) + static_cast<int64_t>(i) * n * dim, n, 1, dim);
+    return HeadsOf(static_cast<float*>(b.staging.data()) + static_cast<int64_t>(i) * n * dim, n, 1,
+                   dim);
   };
   comm::AllToAllVParams exchange;
   for (size_t i = 0; i < releases.size(); ++i) {
     exchange.receives.push_back({releases[i].rank, staged(i).data, block_bytes});
     if (releases[i].rank != context_.rank()) continue;
     for (int r = 0; r < num_ranks(); ++r) {
-      exchange.sends.push_back({r, KvSlots(stage_gradient).At(r * n, releases[i].slot), block_bytes});
+      exchange.sends.push_back(
+          {r, KvSlots(stage_gradient).At(r * n, releases[i].slot), block_bytes});
     }
   }
   UPIPE_RETURN_IF_ERROR(context_.comm().AllToAllV(exchange, context_.stream()));
   for (size_t i = 0; i < releases.size(); ++i) {
-    const TensorView home =
-        HeadColumns(b.dkv, first_column + releases[i].kv_head, 1, 2 * params_.schedule->num_kv_heads());
+    const TensorView home = HeadColumns(b.dkv, first_column + releases[i].kv_head, 1,
+                                        2 * params_.schedule->num_kv_heads());
     if (rotate) {
       UPIPE_RETURN_IF_ERROR(context_.Run(kernels::RopeParams{.src = staged(i),
                                                              .dst = home,
@@ -426,7 +456,8 @@ absl::Status HeadChunkAttention::ReturnKvGradients(int stage, const Buffer& stag
 }
 
 absl::Status HeadChunkAttention::ProjectBack(const TensorView& x, const TensorView& dh,
-                                             const AttentionWeights& weights, const AttentionGradients& gradients,
+                                             const AttentionWeights& weights,
+                                             const AttentionGradients& gradients,
                                              const AttentionOutput& output, const Buffer& dkv) {
   const int64_t num_heads = params_.schedule->num_heads();
   const int64_t kv_heads = params_.schedule->num_kv_heads();
@@ -441,26 +472,28 @@ absl::Status HeadChunkAttention::ProjectBack(const TensorView& x, const TensorVi
       {AsMatrix(HeadColumns(dkv, kv_heads, kv_heads, 2 * kv_heads)), weights.wv, gradients.wv},
   };
   const int64_t tile = std::min(kTokenTile, params_.tokens.tokens_per_rank);
-  UPIPE_ASSIGN_OR_RETURN(Buffer dxn_buffer,
-                         context_.AllocateFloats(MemoryTag::kWorkspace, tile * params_.hidden_size));
-  return ForNormalisedTiles(x, weights.norm, [&](int64_t begin, int64_t rows, const TensorView& xn) {
-    const TensorView dxn = TensorView::Matrix(dxn_buffer.data(), kF32, rows, params_.hidden_size);
-    float beta = 0;
-    for (const Projection& p : projections) {
-      const TensorView g = p.gradient.Rows(begin, rows);
-      UPIPE_RETURN_IF_ERROR(
-          context_.Run(kernels::MatmulParams{.a = g, .b = p.weight, .c = dxn, .beta = beta}));
-      UPIPE_RETURN_IF_ERROR(context_.Run(kernels::MatmulParams{
-          .a = g, .b = xn, .c = p.weight_gradient, .transpose_a = true, .beta = 1}));
-      beta = 1;
-    }
-    return context_.Run(kernels::RmsNormBwdParams{.x = x.Rows(begin, rows),
-                                                  .weight = weights.norm,
-                                                  .dy = dxn,
-                                                  .dx = dh.Rows(begin, rows),
-                                                  .dweight = gradients.norm,
-                                                  .eps = params_.rms_norm_eps});
-  });
+  UPIPE_ASSIGN_OR_RETURN(Buffer dxn_buffer, context_.AllocateFloats(MemoryTag::kWorkspace,
+                                                                    tile * params_.hidden_size));
+  return ForNormalisedTiles(
+      x, weights.norm, [&](int64_t begin, int64_t rows, const TensorView& xn) {
+        const TensorView dxn =
+            TensorView::Matrix(dxn_buffer.data(), kF32, rows, params_.hidden_size);
+        float beta = 0;
+        for (const Projection& p : projections) {
+          const TensorView g = p.gradient.Rows(begin, rows);
+          UPIPE_RETURN_IF_ERROR(
+              context_.Run(kernels::MatmulParams{.a = g, .b = p.weight, .c = dxn, .beta = beta}));
+          UPIPE_RETURN_IF_ERROR(context_.Run(kernels::MatmulParams{
+              .a = g, .b = xn, .c = p.weight_gradient, .transpose_a = true, .beta = 1}));
+          beta = 1;
+        }
+        return context_.Run(kernels::RmsNormBwdParams{.x = x.Rows(begin, rows),
+                                                      .weight = weights.norm,
+                                                      .dy = dxn,
+                                                      .dx = dh.Rows(begin, rows),
+                                                      .dweight = gradients.norm,
+                                                      .eps = params_.rms_norm_eps});
+      });
 }
 
 }  // namespace upipe::attention

@@ -37,7 +37,8 @@ attention::AttentionLayerParams LayerParams(const LlamaParams& params) {
 
 }  // namespace
 
-LlamaModel::LlamaModel(const engine::RankContext& context, const LlamaParams& params, ShardedParameters& parameters)
+LlamaModel::LlamaModel(const engine::RankContext& context, const LlamaParams& params,
+                       ShardedParameters& parameters)
     : context_(context),
       params_(params),
       parameters_(parameters),
@@ -71,8 +72,8 @@ absl::Status LlamaModel::ForwardBackward(const Batch& batch, int64_t step) {
   for (int layer = 0; layer < params_.config.num_layers; ++layer) {
     UPIPE_ASSIGN_OR_RETURN(layer_inputs.emplace_back(),
                            context_.Allocate(MemoryTag::kResidual, x.num_bytes()));
-    UPIPE_RETURN_IF_ERROR(
-        context_.Run(kernels::StridedCopyParams{.src = x.AsTensor3(), .dst = Hidden(layer_inputs.back()).AsTensor3()}));
+    UPIPE_RETURN_IF_ERROR(context_.Run(kernels::StridedCopyParams{
+        .src = x.AsTensor3(), .dst = Hidden(layer_inputs.back()).AsTensor3()}));
     UPIPE_RETURN_IF_ERROR(BlockForward(layer, x, {step, StepPass::kForward, layer}));
   }
   context_.Mark(step, StepPass::kLoss, -1, -1);
@@ -98,35 +99,42 @@ absl::Status LlamaModel::Evaluate(const Batch& batch, int64_t step, const Tensor
 absl::StatusOr<Buffer> LlamaModel::Embed(const Batch& batch) {
   const int64_t elements = params_.tokens.tokens_per_rank * params_.config.hidden_size;
   UPIPE_ASSIGN_OR_RETURN(Buffer stream, context_.AllocateFloats(MemoryTag::kResidual, elements));
-  UPIPE_ASSIGN_OR_RETURN(GatheredUnit embedding, parameters_.Gather(parameters_.layout().embedding));
+  UPIPE_ASSIGN_OR_RETURN(GatheredUnit embedding,
+                         parameters_.Gather(parameters_.layout().embedding));
   UPIPE_RETURN_IF_ERROR(context_.Run(kernels::EmbeddingFwdParams{
       .tokens = batch.tokens, .table = embedding.Tensor(kEmbedding), .out = Hidden(stream)}));
   return stream;
 }
 
-absl::Status LlamaModel::BlockForward(int layer, const TensorView& x, const HeadChunkAttention::Where& where) {
-  UPIPE_ASSIGN_OR_RETURN(GatheredUnit block, parameters_.Gather(parameters_.layout().blocks[layer]));
+absl::Status LlamaModel::BlockForward(int layer, const TensorView& x,
+                                      const HeadChunkAttention::Where& where) {
+  UPIPE_ASSIGN_OR_RETURN(GatheredUnit block,
+                         parameters_.Gather(parameters_.layout().blocks[layer]));
   const attention::AttentionWeights weights = AttentionOf(block);
   {
-    UPIPE_ASSIGN_OR_RETURN(attention::AttentionOutput output, attention_.Forward(x, weights, where));
-    UPIPE_RETURN_IF_ERROR(context_.Run(MatmulParams{
-        .a = AllHeads(output.out, x.shape[0], weights.wo.shape[1]),
-        .b = weights.wo,
-        .c = x,
-        .transpose_b = true,
-        .beta = 1}));
+    UPIPE_ASSIGN_OR_RETURN(attention::AttentionOutput output,
+                           attention_.Forward(x, weights, where));
+    UPIPE_RETURN_IF_ERROR(
+        context_.Run(MatmulParams{.a = AllHeads(output.out, x.shape[0], weights.wo.shape[1]),
+                                  .b = weights.wo,
+                                  .c = x,
+                                  .transpose_b = true,
+                                  .beta = 1}));
   }
   context_.Mark(where.step, where.pass, layer, -1);
   return MlpForward(context_, x, MlpOf(block), params_.config.rms_norm_eps);
 }
 
-absl::Status LlamaModel::BlockBackward(int layer, const TensorView& input, const TensorView& dy, int64_t step) {
+absl::Status LlamaModel::BlockBackward(int layer, const TensorView& input, const TensorView& dy,
+                                       int64_t step) {
   const HeadChunkAttention::Where where{step, StepPass::kBackward, layer};
-  UPIPE_ASSIGN_OR_RETURN(GatheredUnit block, parameters_.Gather(parameters_.layout().blocks[layer]));
+  UPIPE_ASSIGN_OR_RETURN(GatheredUnit block,
+                         parameters_.Gather(parameters_.layout().blocks[layer]));
   UPIPE_ASSIGN_OR_RETURN(GatheredUnit gradient, parameters_.ZeroGradient(*block.unit));
   const attention::AttentionWeights weights = AttentionOf(block);
   const attention::AttentionGradients gradients = AttentionOf(gradient);
-  UPIPE_ASSIGN_OR_RETURN(attention::AttentionOutput output, attention_.Forward(input, weights, where));
+  UPIPE_ASSIGN_OR_RETURN(attention::AttentionOutput output,
+                         attention_.Forward(input, weights, where));
   context_.Mark(step, StepPass::kBackward, layer, -1);
   UPIPE_RETURN_IF_ERROR(
       MlpBackward(context_,
@@ -155,8 +163,9 @@ absl::Status LlamaModel::Loss(const Batch& batch, const TensorView& x, bool writ
     const Batch tile{.tokens = batch.tokens.Rows(begin, rows),
                      .labels = batch.labels.Rows(begin, rows),
                      .loss_and_count = batch.loss_and_count};
-    UPIPE_RETURN_IF_ERROR(LossTile(tile, x.Rows(begin, rows), head, write_gradient ? &gradient : nullptr,
-                                   logits_out.present() ? logits_out.Rows(begin, rows) : TensorView()));
+    UPIPE_RETURN_IF_ERROR(
+        LossTile(tile, x.Rows(begin, rows), head, write_gradient ? &gradient : nullptr,
+                 logits_out.present() ? logits_out.Rows(begin, rows) : TensorView()));
   }
   head = {};
   return write_gradient ? parameters_.ReduceGradient(std::move(gradient)) : absl::OkStatus();
@@ -169,9 +178,11 @@ absl::Status LlamaModel::LossTile(const Batch& tile, const TensorView& x, const 
   const char* table_name = params_.config.tie_embeddings ? kEmbedding : "lm_head.weight";
   const TensorView table = head.Tensor(table_name);
   const TensorView norm = head.Tensor(kFinalNorm);
-  UPIPE_ASSIGN_OR_RETURN(Buffer xn_buffer, context_.AllocateFloats(MemoryTag::kWorkspace, rows * d));
-  UPIPE_ASSIGN_OR_RETURN(Buffer logits_buffer,
-                         context_.AllocateFloats(MemoryTag::kLogits, rows * params_.config.vocab_size));
+  UPIPE_ASSIGN_OR_RETURN(Buffer xn_buffer,
+                         context_.AllocateFloats(MemoryTag::kWorkspace, rows * d));
+  UPIPE_ASSIGN_OR_RETURN(
+      Buffer logits_buffer,
+      context_.AllocateFloats(MemoryTag::kLogits, rows * params_.config.vocab_size));
   const TensorView xn = TensorView::Matrix(xn_buffer.data(), DType::kFloat32, rows, d);
   const TensorView logits =
       TensorView::Matrix(logits_buffer.data(), DType::kFloat32, rows, params_.config.vocab_size);
@@ -180,30 +191,35 @@ absl::Status LlamaModel::LossTile(const Batch& tile, const TensorView& x, const 
   UPIPE_RETURN_IF_ERROR(
       context_.Run(MatmulParams{.a = xn, .b = table, .c = logits, .transpose_b = true}));
   if (logits_out.present()) {
-    UPIPE_RETURN_IF_ERROR(context_.Run(kernels::StridedCopyParams{.src = logits.AsTensor3(), .dst = logits_out.AsTensor3()}));
+    UPIPE_RETURN_IF_ERROR(context_.Run(
+        kernels::StridedCopyParams{.src = logits.AsTensor3(), .dst = logits_out.AsTensor3()}));
   }
-  UPIPE_RETURN_IF_ERROR(context_.Run(kernels::CrossEntropyParams{.logits = logits,
-                                                                 .labels = tile.labels,
-                                                                 .loss_and_count = tile.loss_and_count,
-                                                                 .write_gradient = gradient != nullptr}));
+  UPIPE_RETURN_IF_ERROR(
+      context_.Run(kernels::CrossEntropyParams{.logits = logits,
+                                               .labels = tile.labels,
+                                               .loss_and_count = tile.loss_and_count,
+                                               .write_gradient = gradient != nullptr}));
   if (gradient == nullptr) return absl::OkStatus();
   UPIPE_RETURN_IF_ERROR(context_.Run(MatmulParams{
       .a = logits, .b = xn, .c = gradient->Tensor(table_name), .transpose_a = true, .beta = 1}));
   UPIPE_RETURN_IF_ERROR(context_.Run(MatmulParams{.a = logits, .b = table, .c = xn}));  // d(xn)
-  UPIPE_ASSIGN_OR_RETURN(Buffer dx_buffer, context_.AllocateFloats(MemoryTag::kWorkspace, rows * d));
+  UPIPE_ASSIGN_OR_RETURN(Buffer dx_buffer,
+                         context_.AllocateFloats(MemoryTag::kWorkspace, rows * d));
   const TensorView dx = TensorView::Matrix(dx_buffer.data(), DType::kFloat32, rows, d);
   UPIPE_RETURN_IF_ERROR(context_.Fill(dx, 0));
-  UPIPE_RETURN_IF_ERROR(context_.Run(kernels::RmsNormBwdParams{.x = x,
-                                                               .weight = norm,
-                                                               .dy = xn,
-                                                               .dx = dx,
-                                                               .dweight = gradient->Tensor(kFinalNorm),
-                                                               .eps = params_.config.rms_norm_eps}));
+  UPIPE_RETURN_IF_ERROR(
+      context_.Run(kernels::RmsNormBwdParams{.x = x,
+                                             .weight = norm,
+                                             .dy = xn,
+                                             .dx = dx,
+                                             .dweight = gradient->Tensor(kFinalNorm),
+                                             .eps = params_.config.rms_norm_eps}));
   return context_.Run(kernels::StridedCopyParams{.src = dx.AsTensor3(), .dst = x.AsTensor3()});
 }
 
 absl::Status LlamaModel::EmbedBackward(const Batch& batch, const TensorView& dx) {
-  UPIPE_ASSIGN_OR_RETURN(GatheredUnit gradient, parameters_.ZeroGradient(parameters_.layout().embedding));
+  UPIPE_ASSIGN_OR_RETURN(GatheredUnit gradient,
+                         parameters_.ZeroGradient(parameters_.layout().embedding));
   UPIPE_RETURN_IF_ERROR(context_.Run(kernels::EmbeddingBwdParams{
       .tokens = batch.tokens, .dout = dx, .dtable = gradient.Tensor(kEmbedding)}));
   return parameters_.ReduceGradient(std::move(gradient));

@@ -33,8 +33,9 @@ struct BackwardTiles {
   Buffer h, xn, dxn, gate, up, hidden;
 };
 
-absl::Status BackwardTile(const RankContext& context, const MlpBackwardInput& in, const TensorView& dy,
-                          const MlpWeights& w, const MlpWeights& g, float eps, const BackwardTiles& tiles) {
+absl::Status BackwardTile(const RankContext& context, const MlpBackwardInput& in,
+                          const TensorView& dy, const MlpWeights& w, const MlpWeights& g, float eps,
+                          const BackwardTiles& tiles) {
   const int64_t rows = dy.shape[0];
   const int64_t d = dy.shape[1];
   const int64_t f = w.gate.shape[0];
@@ -44,17 +45,20 @@ absl::Status BackwardTile(const RankContext& context, const MlpBackwardInput& in
   const TensorView gate = Tile(tiles.gate, rows, f);
   const TensorView up = Tile(tiles.up, rows, f);
   const TensorView hidden = Tile(tiles.hidden, rows, f);
-  UPIPE_RETURN_IF_ERROR(context.Run(kernels::StridedCopyParams{.src = in.x.AsTensor3(), .dst = h.AsTensor3()}));
+  UPIPE_RETURN_IF_ERROR(
+      context.Run(kernels::StridedCopyParams{.src = in.x.AsTensor3(), .dst = h.AsTensor3()}));
   UPIPE_RETURN_IF_ERROR(context.Run(
       MatmulParams{.a = in.attention_out, .b = in.wo, .c = h, .transpose_b = true, .beta = 1}));
   UPIPE_RETURN_IF_ERROR(
       context.Run(kernels::RmsNormFwdParams{.x = h, .weight = w.norm, .y = xn, .eps = eps}));
   UPIPE_RETURN_IF_ERROR(GateAndUp(context, xn, w, gate, up));
-  UPIPE_RETURN_IF_ERROR(context.Run(kernels::SwiGluFwdParams{.gate = gate, .up = up, .out = hidden}));
+  UPIPE_RETURN_IF_ERROR(
+      context.Run(kernels::SwiGluFwdParams{.gate = gate, .up = up, .out = hidden}));
   UPIPE_RETURN_IF_ERROR(
       context.Run(MatmulParams{.a = dy, .b = hidden, .c = g.down, .transpose_a = true, .beta = 1}));
   UPIPE_RETURN_IF_ERROR(context.Run(MatmulParams{.a = dy, .b = w.down, .c = hidden}));  // d(hidden)
-  UPIPE_RETURN_IF_ERROR(context.Run(kernels::SwiGluBwdParams{.dout = hidden, .gate = gate, .up = up}));
+  UPIPE_RETURN_IF_ERROR(
+      context.Run(kernels::SwiGluBwdParams{.dout = hidden, .gate = gate, .up = up}));
   UPIPE_RETURN_IF_ERROR(
       context.Run(MatmulParams{.a = gate, .b = xn, .c = g.gate, .transpose_a = true, .beta = 1}));
   UPIPE_RETURN_IF_ERROR(
@@ -64,8 +68,8 @@ absl::Status BackwardTile(const RankContext& context, const MlpBackwardInput& in
   UPIPE_RETURN_IF_ERROR(context.Run(kernels::RmsNormBwdParams{
       .x = h, .weight = w.norm, .dy = dxn, .dx = dy, .dweight = g.norm, .eps = eps}));
   // dy is dh now.
-  return context.Run(
-      MatmulParams{.a = dy, .b = in.attention_out, .c = in.wo_gradient, .transpose_a = true, .beta = 1});
+  return context.Run(MatmulParams{
+      .a = dy, .b = in.attention_out, .c = in.wo_gradient, .transpose_a = true, .beta = 1});
 }
 
 }  // namespace
@@ -85,18 +89,20 @@ absl::Status MlpForward(const RankContext& context, const TensorView& x, const M
     const TensorView xn = Tile(xn_buffer, rows, d);
     const TensorView gate = Tile(gate_buffer, rows, f);
     const TensorView up = Tile(up_buffer, rows, f);
-    UPIPE_RETURN_IF_ERROR(
-        context.Run(kernels::RmsNormFwdParams{.x = x_tile, .weight = weights.norm, .y = xn, .eps = eps}));
+    UPIPE_RETURN_IF_ERROR(context.Run(
+        kernels::RmsNormFwdParams{.x = x_tile, .weight = weights.norm, .y = xn, .eps = eps}));
     UPIPE_RETURN_IF_ERROR(GateAndUp(context, xn, weights, gate, up));
-    UPIPE_RETURN_IF_ERROR(context.Run(kernels::SwiGluFwdParams{.gate = gate, .up = up, .out = gate}));
+    UPIPE_RETURN_IF_ERROR(
+        context.Run(kernels::SwiGluFwdParams{.gate = gate, .up = up, .out = gate}));
     UPIPE_RETURN_IF_ERROR(context.Run(
         MatmulParams{.a = gate, .b = weights.down, .c = x_tile, .transpose_b = true, .beta = 1}));
   }
   return absl::OkStatus();
 }
 
-absl::Status MlpBackward(const RankContext& context, const MlpBackwardInput& input, const TensorView& dy,
-                         const MlpWeights& weights, const MlpWeights& gradients, float eps) {
+absl::Status MlpBackward(const RankContext& context, const MlpBackwardInput& input,
+                         const TensorView& dy, const MlpWeights& weights,
+                         const MlpWeights& gradients, float eps) {
   const int64_t n = dy.shape[0];
   const int64_t d = dy.shape[1];
   const int64_t f = weights.gate.shape[0];

@@ -1,5 +1,6 @@
-// The SwiGLU half of a block, tiled over tokens so that no [N, F] intermediate exists. N tokens of this rank, d hidden
-// size, F intermediate size; all fp32; everything is enqueued on the rank's compute stream.
+// The SwiGLU half of a block, tiled over tokens so that no [N, F] intermediate exists. N tokens of
+// this rank, d hidden size, F intermediate size; all fp32; everything is enqueued on the rank's
+// compute stream.
 #pragma once
 
 #include "absl/status/status.h"
@@ -26,8 +27,8 @@ struct MlpBackwardInput {
   kernels::TensorView wo_gradient;    // [d, H * D], accumulated
 };
 
-// dy [N, d]: in, gradient of the block's output; out, gradient of h. Rebuilds h tile by tile; accumulates the MLP's
-// gradients and wo's.
+// dy [N, d]: in, gradient of the block's output; out, gradient of h. Rebuilds h tile by tile;
+// accumulates the MLP's gradients and wo's.
 absl::Status MlpBackward(const engine::RankContext& context, const MlpBackwardInput& input,
                          const kernels::TensorView& dy, const MlpWeights& weights,
                          const MlpWeights& gradients, float eps);

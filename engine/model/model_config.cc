@@ -18,11 +18,11 @@ ModelConfig ModelConfig::From(const v1::ModelSpec& spec) {
   };
   if (spec.rope().has_llama3()) {
     const auto& scaling = spec.rope().llama3();
-    config.rope.llama3 = kernels::RopeConfig::Llama3Scaling{
-        .factor = scaling.factor(),
-        .low_freq_factor = scaling.low_freq_factor(),
-        .high_freq_factor = scaling.high_freq_factor(),
-        .original_context = scaling.original_context()};
+    config.rope.llama3 =
+        kernels::RopeConfig::Llama3Scaling{.factor = scaling.factor(),
+                                           .low_freq_factor = scaling.low_freq_factor(),
+                                           .high_freq_factor = scaling.high_freq_factor(),
+                                           .original_context = scaling.original_context()};
   }
   return config;
 }

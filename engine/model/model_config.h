@@ -1,4 +1,5 @@
-// The shape of a Llama-3 model as the engine uses it: a ModelSpec with every default filled in, in plain numbers.
+// The shape of a Llama-3 model as the engine uses it: a ModelSpec with every default filled in, in
+// plain numbers.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +11,7 @@ namespace upipe::model {
 
 struct ModelConfig {
   int64_t vocab_size = 0;
-  int64_t hidden_size = 0;        // d
+  int64_t hidden_size = 0;  // d
   int64_t num_layers = 0;
   int64_t num_heads = 0;          // H
   int64_t num_kv_heads = 0;       // K

@@ -14,11 +14,16 @@ namespace {
 // Alignment of a tensor in its unit, elements.
 constexpr int64_t kTensorAlignment = 16;
 
-int64_t RoundUp(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+int64_t RoundUp(int64_t value, int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
 
 void Add(ParameterUnit& unit, std::string name, std::vector<int64_t> shape, double stddev) {
-  ParameterTensor tensor{.name = std::move(name), .shape = std::move(shape), .offset = unit.num_elements,
-                         .num_elements = 1, .init_stddev = stddev};
+  ParameterTensor tensor{.name = std::move(name),
+                         .shape = std::move(shape),
+                         .offset = unit.num_elements,
+                         .num_elements = 1,
+                         .init_stddev = stddev};
   for (int64_t dim : tensor.shape) tensor.num_elements *= dim;
   unit.num_elements = RoundUp(unit.num_elements + tensor.num_elements, kTensorAlignment);
   unit.tensors.push_back(std::move(tensor));
@@ -29,10 +34,14 @@ ParameterUnit MakeBlock(const ModelConfig& c, int64_t layer) {
   ParameterUnit unit{.name = absl::StrCat("block.", layer), .tensors = {}};
   const std::string prefix = absl::StrCat("model.layers.", layer, ".");
   Add(unit, prefix + "input_layernorm.weight", {c.hidden_size}, 0);
-  Add(unit, prefix + "self_attn.q_proj.weight", {c.num_heads * c.head_dim, c.hidden_size}, c.init_stddev);
-  Add(unit, prefix + "self_attn.k_proj.weight", {c.num_kv_heads * c.head_dim, c.hidden_size}, c.init_stddev);
-  Add(unit, prefix + "self_attn.v_proj.weight", {c.num_kv_heads * c.head_dim, c.hidden_size}, c.init_stddev);
-  Add(unit, prefix + "self_attn.o_proj.weight", {c.hidden_size, c.num_heads * c.head_dim}, out_stddev);
+  Add(unit, prefix + "self_attn.q_proj.weight", {c.num_heads * c.head_dim, c.hidden_size},
+      c.init_stddev);
+  Add(unit, prefix + "self_attn.k_proj.weight", {c.num_kv_heads * c.head_dim, c.hidden_size},
+      c.init_stddev);
+  Add(unit, prefix + "self_attn.v_proj.weight", {c.num_kv_heads * c.head_dim, c.hidden_size},
+      c.init_stddev);
+  Add(unit, prefix + "self_attn.o_proj.weight", {c.hidden_size, c.num_heads * c.head_dim},
+      out_stddev);
   Add(unit, prefix + "post_attention_layernorm.weight", {c.hidden_size}, 0);
   Add(unit, prefix + "mlp.gate_proj.weight", {c.intermediate_size, c.hidden_size}, c.init_stddev);
   Add(unit, prefix + "mlp.up_proj.weight", {c.intermediate_size, c.hidden_size}, c.init_stddev);
@@ -54,15 +63,18 @@ ParameterLayout ParameterLayout::Make(const ModelConfig& config, int num_ranks) 
   layout.embedding.name = "embedding";
   Add(layout.embedding, "model.embed_tokens.weight", {config.vocab_size, config.hidden_size},
       config.init_stddev);
-  for (int64_t layer = 0; layer < config.num_layers; ++layer) layout.blocks.push_back(MakeBlock(config, layer));
+  for (int64_t layer = 0; layer < config.num_layers; ++layer)
+    layout.blocks.push_back(MakeBlock(config, layer));
   layout.head.name = "head";
-  Add(config.tie_embeddings ? layout.embedding : layout.head, "model.norm.weight", {config.hidden_size}, 0);
+  Add(config.tie_embeddings ? layout.embedding : layout.head, "model.norm.weight",
+      {config.hidden_size}, 0);
   if (!config.tie_embeddings) {
     Add(layout.head, "lm_head.weight", {config.vocab_size, config.hidden_size}, config.init_stddev);
   }
   auto shard = [&](ParameterUnit& unit) {
     for (const ParameterTensor& tensor : unit.tensors) layout.num_parameters += tensor.num_elements;
-    unit.shard_elements = RoundUp((unit.num_elements + num_ranks - 1) / num_ranks, kTensorAlignment);
+    unit.shard_elements =
+        RoundUp((unit.num_elements + num_ranks - 1) / num_ranks, kTensorAlignment);
     unit.num_elements = unit.shard_elements * num_ranks;
     unit.shard_offset = layout.shard_elements;
     layout.shard_elements += unit.shard_elements;

@@ -1,5 +1,6 @@
-// Which tensors a model has, how they are grouped into the units that are gathered and reduced together (embedding,
-// each block, head), and where each lies in its unit. Names and shapes are those of Hugging Face checkpoints. Pure.
+// Which tensors a model has, how they are grouped into the units that are gathered and reduced
+// together (embedding, each block, head), and where each lies in its unit. Names and shapes are
+// those of Hugging Face checkpoints. Pure.
 #pragma once
 
 #include <cstdint>
@@ -15,28 +16,30 @@ struct ParameterTensor {
   std::vector<int64_t> shape;  // [rows, cols] or [n]
   int64_t offset = 0;          // elements from the start of its unit
   int64_t num_elements = 0;
-  double init_stddev = 0;      // normal(0, stddev); 0 = ones (norm weights)
+  double init_stddev = 0;  // normal(0, stddev); 0 = ones (norm weights)
   bool decays() const { return shape.size() >= 2; }
 };
 
-// A unit is padded to a multiple of the ranks, so every rank holds shard_elements of it, starting at rank *
-// shard_elements of the unit and at shard_offset of the rank's shard of all units. Padding is zero.
+// A unit is padded to a multiple of the ranks, so every rank holds shard_elements of it, starting
+// at rank * shard_elements of the unit and at shard_offset of the rank's shard of all units.
+// Padding is zero.
 struct ParameterUnit {
   std::string name;  // "embedding", "block.3", "head"
   std::vector<ParameterTensor> tensors;
-  int64_t num_elements = 0;    // padded
+  int64_t num_elements = 0;  // padded
   int64_t shard_elements = 0;
-  int64_t shard_offset = 0;    // elements
+  int64_t shard_offset = 0;  // elements
 
-  const ParameterTensor& Find(const std::string& suffix) const;  // by the end of the name; must exist
+  const ParameterTensor& Find(
+      const std::string& suffix) const;  // by the end of the name; must exist
 };
 
 struct ParameterLayout {
-  ParameterUnit embedding;             // embed_tokens, and the final norm when tied
+  ParameterUnit embedding;  // embed_tokens, and the final norm when tied
   std::vector<ParameterUnit> blocks;
-  ParameterUnit head;                  // final norm and lm_head; empty when tied
-  int64_t shard_elements = 0;          // of all units
-  int64_t num_parameters = 0;          // without padding
+  ParameterUnit head;          // final norm and lm_head; empty when tied
+  int64_t shard_elements = 0;  // of all units
+  int64_t num_parameters = 0;  // without padding
 
   static ParameterLayout Make(const ModelConfig& config, int num_ranks);
   const ParameterUnit& HeadUnit() const { return head.tensors.empty() ? embedding : head; }

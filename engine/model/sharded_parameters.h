@@ -1,5 +1,5 @@
-// The rank's shard of every parameter, gradient and AdamW moment (ZeRO-3 over all ranks), and the gathering and
-// reducing of one unit at a time. fp32 master weights are the weights.
+// The rank's shard of every parameter, gradient and AdamW moment (ZeRO-3 over all ranks), and the
+// gathering and reducing of one unit at a time. fp32 master weights are the weights.
 #pragma once
 
 #include <functional>
@@ -19,8 +19,8 @@ struct GatheredUnit {
 
 class ShardedParameters {
  public:
-  // Allocates and initialises: matrices normal(seed, tensor, index), norm weights one, the same values for every
-  // number of ranks. Moments zero.
+  // Allocates and initialises: matrices normal(seed, tensor, index), norm weights one, the same
+  // values for every number of ranks. Moments zero.
   static absl::StatusOr<ShardedParameters> Create(const engine::RankContext& context,
                                                   const ParameterLayout& layout, uint64_t seed);
 
@@ -34,7 +34,7 @@ class ShardedParameters {
   absl::Status ReduceGradient(GatheredUnit gradient);
 
   const ParameterLayout& layout() const { return *layout_; }
-  kernels::TensorView weights() const { return Shard(weights_); }      // [layout.shard_elements]
+  kernels::TensorView weights() const { return Shard(weights_); }  // [layout.shard_elements]
   kernels::TensorView gradients() const { return Shard(gradients_); }
   kernels::TensorView first_moments() const { return Shard(first_moments_); }
   kernels::TensorView second_moments() const { return Shard(second_moments_); }

@@ -19,16 +19,16 @@ double LearningRate(const v1::OptimizerSpec& spec, int64_t step, int64_t total_s
   return low + 0.5 * (peak - low) * (1 + std::cos(std::numbers::pi * progress));
 }
 
-absl::Status UpdateParameters(const engine::RankContext& context, model::ShardedParameters& parameters,
-                              const v1::OptimizerSpec& spec, double learning_rate, int64_t applied_step,
-                              StepScalarsView scalars) {
+absl::Status UpdateParameters(const engine::RankContext& context,
+                              model::ShardedParameters& parameters, const v1::OptimizerSpec& spec,
+                              double learning_rate, int64_t applied_step, StepScalarsView scalars) {
   UPIPE_RETURN_IF_ERROR(context.Run(
       kernels::SumOfSquaresParams{.x = parameters.gradients(), .out = scalars.SumOfSquares()}));
   UPIPE_ASSIGN_OR_RETURN(
       kernels::Buffer scratch,
       context.Allocate(kernels::MemoryTag::kComm, context.comm().AllReduceScratchBytes(3)));
-  UPIPE_RETURN_IF_ERROR(context.comm().AllReduce(scalars.Reduced(), 3, comm::ReduceOp::kSum, scratch.data(),
-                                                 context.stream()));
+  UPIPE_RETURN_IF_ERROR(context.comm().AllReduce(scalars.Reduced(), 3, comm::ReduceOp::kSum,
+                                                 scratch.data(), context.stream()));
   UPIPE_RETURN_IF_ERROR(
       context.Run(kernels::ClipScaleParams{.sum_of_squares = scalars.SumOfSquares(),
                                            .loss_and_count = scalars.LossAndCount(),
@@ -37,7 +37,9 @@ absl::Status UpdateParameters(const engine::RankContext& context, model::Sharded
                                            .skip = scalars.Skip(),
                                            .max_norm = static_cast<float>(spec.clip_norm())}));
   for (const auto& piece : parameters.pieces()) {
-    auto slice = [&](const kernels::TensorView& shard) { return shard.Rows(piece.shard_begin, piece.count); };
+    auto slice = [&](const kernels::TensorView& shard) {
+      return shard.Rows(piece.shard_begin, piece.count);
+    };
     UPIPE_RETURN_IF_ERROR(context.Run(kernels::AdamWParams{
         .param = slice(parameters.weights()),
         .grad = slice(parameters.gradients()),

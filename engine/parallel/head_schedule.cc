@@ -16,23 +16,25 @@ using v1::HeadChunkSchedule;
 
 absl::Status CheckParams(const HeadScheduleParams& p) {
   if (p.num_heads < 1 || p.num_kv_heads < 1 || p.num_heads % p.num_kv_heads != 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "num_kv_heads ", p.num_kv_heads, " must divide num_heads ", p.num_heads,
-        " so that every group has the same number of query heads"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("num_kv_heads ", p.num_kv_heads, " must divide num_heads ", p.num_heads,
+                     " so that every group has the same number of query heads"));
   }
   if (p.ulysses_ranks < 1) {
-    return absl::InvalidArgumentError(absl::StrCat("ranks ", p.ulysses_ranks, " must be at least 1"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("ranks ", p.ulysses_ranks, " must be at least 1"));
   }
   const int64_t most = UlyssesHeadsPerRank(p.num_heads, p.ulysses_ranks);
   if (p.heads_per_rank < 1 || p.heads_per_rank > most) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        p.heads_per_rank, " query heads per rank and stage: legal is 1 to ceil(", p.num_heads, " heads / ",
-        p.ulysses_ranks, " ranks) = ", most));
+    return absl::InvalidArgumentError(
+        absl::StrCat(p.heads_per_rank, " query heads per rank and stage: legal is 1 to ceil(",
+                     p.num_heads, " heads / ", p.ulysses_ranks, " ranks) = ", most));
   }
   return absl::OkStatus();
 }
 
-// K/V slots of one rank: a head keeps its slot from fetch to release; the lowest free slot is taken.
+// K/V slots of one rank: a head keeps its slot from fetch to release; the lowest free slot is
+// taken.
 class SlotTable {
  public:
   int Take(int32_t head) {
@@ -98,7 +100,7 @@ absl::StatusOr<HeadChunkSchedule> MakeHeadChunkSchedule(const HeadScheduleParams
   for (int64_t s = 0; s < num_stages; ++s) {
     auto* stage = schedule.add_stages();
     for (int c = 0; c < p.ulysses_ranks; ++c) {
-      const int64_t first = c * p.num_heads / p.ulysses_ranks;       // A_c = [first, last)
+      const int64_t first = c * p.num_heads / p.ulysses_ranks;  // A_c = [first, last)
       const int64_t last = (c + 1) * p.num_heads / p.ulysses_ranks;
       auto* work = stage->add_ranks();
       for (int64_t h = first + s * u; h < std::min(first + (s + 1) * u, last); ++h) {
@@ -182,7 +184,8 @@ std::vector<Release> ReleasesOf(const HeadChunkSchedule& schedule, int stage_ind
   for (int c = 0; c < stage.ranks_size(); ++c) {
     const auto& work = stage.ranks(c);
     for (int32_t kv : work.release()) {
-      const auto index = std::find(work.kv_heads().begin(), work.kv_heads().end(), kv) - work.kv_heads().begin();
+      const auto index =
+          std::find(work.kv_heads().begin(), work.kv_heads().end(), kv) - work.kv_heads().begin();
       const bool first = released_before.insert(kv).second;
       releases.push_back({c, kv, work.kv_slots(static_cast<int>(index)), first});
     }

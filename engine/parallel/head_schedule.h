@@ -1,6 +1,7 @@
-// The head-chunk schedule: which query heads each rank attends to at each stage, which K/V heads it fetches and
-// when their gradients go home. Pure functions of (H, K, C, u); the one abstraction that UPipe and Ulysses are
-// points of (arXiv 2602.21196; docs/architecture.md). Heads are in Hugging Face order and never permuted.
+// The head-chunk schedule: which query heads each rank attends to at each stage, which K/V heads it
+// fetches and when their gradients go home. Pure functions of (H, K, C, u); the one abstraction
+// that UPipe and Ulysses are points of (arXiv 2602.21196; docs/architecture.md). Heads are in
+// Hugging Face order and never permuted.
 #pragma once
 
 #include <cstdint>
@@ -11,10 +12,10 @@
 namespace upipe::parallel {
 
 struct HeadScheduleParams {
-  int64_t num_heads = 0;        // H
-  int64_t num_kv_heads = 0;     // K, divides H
-  int ulysses_ranks = 1;        // C
-  int64_t heads_per_rank = 1;   // u, 1 <= u <= ceil(H / C)
+  int64_t num_heads = 0;       // H
+  int64_t num_kv_heads = 0;    // K, divides H
+  int ulysses_ranks = 1;       // C
+  int64_t heads_per_rank = 1;  // u, 1 <= u <= ceil(H / C)
 };
 
 // InvalidArgument naming the number that failed and the legal range.
@@ -23,26 +24,30 @@ absl::StatusOr<v1::HeadChunkSchedule> MakeHeadChunkSchedule(const HeadSchedulePa
 // u of the one-stage point: ceil(H / C).
 int64_t UlyssesHeadsPerRank(int64_t num_heads, int ulysses_ranks);
 
-// 64-bit hash of a canonical encoding (every number as a little-endian int64 in field order, lists preceded by
-// their length), independent of protobuf's serialisation.
+// 64-bit hash of a canonical encoding (every number as a little-endian int64 in field order, lists
+// preceded by their length), independent of protobuf's serialisation.
 uint64_t HashOf(const v1::HeadChunkSchedule& schedule);
 
-// Elements of a stage's buffers, in units of [tokens] x head_dim; maxima over the stages of the schedule.
+// Elements of a stage's buffers, in units of [tokens] x head_dim; maxima over the stages of the
+// schedule.
 struct StageExtents {
-  int64_t query_heads = 0;     // of one rank: q, o, dO, dq hold [padded context, query_heads, head_dim]
-  int64_t staged_heads = 0;    // of all ranks: staging holds [tokens per rank, staged_heads, head_dim]
-  int64_t kv_slots = 0;        // k, v, dk, dv hold [kv_slots, padded context, head_dim]
-  int64_t local_heads = 0;     // heads of the rank over all stages: rows of the log-sum-exp
+  int64_t query_heads =
+      0;  // of one rank: q, o, dO, dq hold [padded context, query_heads, head_dim]
+  int64_t staged_heads =
+      0;                    // of all ranks: staging holds [tokens per rank, staged_heads, head_dim]
+  int64_t kv_slots = 0;     // k, v, dk, dv hold [kv_slots, padded context, head_dim]
+  int64_t local_heads = 0;  // heads of the rank over all stages: rows of the log-sum-exp
 };
-// Forward staging: queries of all ranks or fetched K/V heads. Backward staging also receives the released dK.
+// Forward staging: queries of all ranks or fetched K/V heads. Backward staging also receives the
+// released dK.
 StageExtents ForwardExtents(const v1::HeadChunkSchedule& schedule, int rank);
 StageExtents BackwardExtents(const v1::HeadChunkSchedule& schedule, int rank);
 
 // K/V heads somebody fetches at a stage, ascending: each is projected once by every token owner.
 std::vector<int32_t> FetchedHeads(const v1::HeadChunkSchedule::Stage& stage);
 
-// One K/V head coming home: (rank, head) pairs of a stage in ascending (rank, head) order. `first` = no earlier
-// stage or rank releases that head, so its gradient is written, else added.
+// One K/V head coming home: (rank, head) pairs of a stage in ascending (rank, head) order. `first`
+// = no earlier stage or rank releases that head, so its gradient is written, else added.
 struct Release {
   int rank = 0;
   int32_t kv_head = 0;

@@ -1,5 +1,5 @@
-// Which rank holds which tokens: the one owner of that question. Contexts are padded to a multiple of the ranks,
-// never rounded down; the padding is one more document without labels.
+// Which rank holds which tokens: the one owner of that question. Contexts are padded to a multiple
+// of the ranks, never rounded down; the padding is one more document without labels.
 #pragma once
 
 #include <cstdint>

@@ -22,7 +22,8 @@ double SecondsSince(SteadyClock::time_point start) {
   return std::chrono::duration<double>(SteadyClock::now() - start).count();
 }
 
-// This rank's slice of any sequence, padded with unlabelled zeros past the context. Buffers are made once.
+// This rank's slice of any sequence, padded with unlabelled zeros past the context. Buffers are
+// made once.
 class TokenReader {
  public:
   TokenReader(data::SequenceSource source, const parallel::TokenMap& tokens, int rank)
@@ -37,7 +38,8 @@ class TokenReader {
     std::fill(tokens_.begin() + count, tokens_.end(), 0);
     std::fill(labels_.begin() + count, labels_.end(), -1);
     if (count > 0) {
-      UPIPE_RETURN_IF_ERROR(source_.Read(sequence, run_.begin, count, tokens_.data(), labels_.data()));
+      UPIPE_RETURN_IF_ERROR(
+          source_.Read(sequence, run_.begin, count, tokens_.data(), labels_.data()));
     }
     return HostTokens{.tokens = tokens_.data(), .labels = labels_.data()};
   }
@@ -54,8 +56,9 @@ absl::StatusOr<TokenReader> OpenReader(const v1::RunPlan& plan, const char* shar
   const std::string path = absl::StrCat(plan.spec().data().path(), "/", shard_name);
   UPIPE_ASSIGN_OR_RETURN(data::TokenShard shard, data::TokenShard::Open(path));
   if (shard.vocab_size() > plan.spec().model().vocab_size()) {
-    return absl::InvalidArgumentError(absl::StrCat(path, " holds tokens of a vocabulary of ", shard.vocab_size(),
-                                                   "; the model's is ", plan.spec().model().vocab_size()));
+    return absl::InvalidArgumentError(absl::StrCat(path, " holds tokens of a vocabulary of ",
+                                                   shard.vocab_size(), "; the model's is ",
+                                                   plan.spec().model().vocab_size()));
   }
   UPIPE_ASSIGN_OR_RETURN(
       data::SequenceSource source,
@@ -69,7 +72,8 @@ class RankLoop {
 
   absl::Status Run() {
     const auto tokens = parallel::TokenMap::Make(spec_.train().context(), run_.comm.size());
-    UPIPE_ASSIGN_OR_RETURN(TokenReader train, OpenReader(run_.plan, data::kTrainShardName, tokens, run_.rank));
+    UPIPE_ASSIGN_OR_RETURN(TokenReader train,
+                           OpenReader(run_.plan, data::kTrainShardName, tokens, run_.rank));
     const bool evaluates = spec_.train().eval_sequences() > 0;
     std::unique_ptr<TokenReader> held_out;
     if (evaluates) {
@@ -81,7 +85,8 @@ class RankLoop {
     const auto stream = run_.device.CreateStream(absl::StrCat("compute", run_.rank));
     stream_ = stream.get();
     const engine::RankContext context(run_.device, *stream_, run_.comm, run_.position);
-    UPIPE_ASSIGN_OR_RETURN(const std::unique_ptr<TrainStep> step, TrainStep::Create(context, run_.plan));
+    UPIPE_ASSIGN_OR_RETURN(const std::unique_ptr<TrainStep> step,
+                           TrainStep::Create(context, run_.plan));
     if (run_.on_running) run_.on_running();
     const int64_t total = spec_.train().steps();
     for (int64_t number = 1; number <= total; ++number) {
@@ -96,10 +101,11 @@ class RankLoop {
   absl::Status OneStep(TrainStep& step, TokenReader& train, TokenReader* held_out, int64_t number) {
     const auto start = SteadyClock::now();
     const comm::CommStats before = run_.comm.stats();
-    UPIPE_ASSIGN_OR_RETURN(
-        const bool stop,
-        step.AnyRank(run_.stop_requested != nullptr && run_.stop_requested->load(std::memory_order_relaxed)));
-    if (stop) return Together(absl::CancelledError(absl::StrCat("asked to stop before step ", number)));
+    UPIPE_ASSIGN_OR_RETURN(const bool stop,
+                           step.AnyRank(run_.stop_requested != nullptr &&
+                                        run_.stop_requested->load(std::memory_order_relaxed)));
+    if (stop)
+      return Together(absl::CancelledError(absl::StrCat("asked to stop before step ", number)));
     UPIPE_ASSIGN_OR_RETURN(const HostTokens tokens, train.Read(number - 1));
     v1::StepReport report;
     report.set_data_seconds(SecondsSince(start));
@@ -127,11 +133,13 @@ class RankLoop {
     report.set_skipped(result.skipped);
     report.set_skipped_steps_total(skipped_total_);
     report.set_tokens(spec_.train().context());
-    report.set_tokens_per_second(static_cast<double>(spec_.train().context()) / report.step_seconds());
+    report.set_tokens_per_second(static_cast<double>(spec_.train().context()) /
+                                 report.step_seconds());
     const comm::CommStats after = run_.comm.stats();
     report.set_comm_seconds(after.seconds - before.seconds);
     for (size_t peer = 0; peer < after.bytes_sent_to_peer.size(); ++peer) {
-      report.add_bytes_sent_to_peer(after.bytes_sent_to_peer[peer] - before.bytes_sent_to_peer[peer]);
+      report.add_bytes_sent_to_peer(after.bytes_sent_to_peer[peer] -
+                                    before.bytes_sent_to_peer[peer]);
     }
     *report.mutable_memory() = ToMessage(run_.device.allocator().stats());
     report.set_unix_millis(SystemClock().UnixMillis());
@@ -151,14 +159,15 @@ class RankLoop {
   absl::Status CheckSkipped(const StepResult& result, int64_t number) {
     skipped_in_a_row_ = result.skipped ? skipped_in_a_row_ + 1 : 0;
     if (skipped_in_a_row_ < spec_.optimizer().max_skipped_steps()) return absl::OkStatus();
-    return Together(absl::FailedPreconditionError(absl::StrCat(
-        skipped_in_a_row_, " updates in a row were skipped up to step ", number, ": gradient norm ",
-        result.grad_norm, ", valid tokens ", result.valid_tokens,
-        "; lower optimizer.learning_rate, or raise optimizer.max_skipped_steps")));
+    return Together(absl::FailedPreconditionError(
+        absl::StrCat(skipped_in_a_row_, " updates in a row were skipped up to step ", number,
+                     ": gradient norm ", result.grad_norm, ", valid tokens ", result.valid_tokens,
+                     "; lower optimizer.learning_rate, or raise optimizer.max_skipped_steps")));
   }
 
-  // `verdict` is one that every rank comes to at this step. Returns it when all have: the first to leave aborts the
-  // group, which would end the last collective of the others before they had reported their step.
+  // `verdict` is one that every rank comes to at this step. Returns it when all have: the first to
+  // leave aborts the group, which would end the last collective of the others before they had
+  // reported their step.
   absl::Status Together(absl::Status verdict) {
     run_.comm.Barrier(*stream_).IgnoreError();
     stream_->Synchronize().IgnoreError();
@@ -180,9 +189,11 @@ absl::Status TrainRank(const RankRun& run) {
   return status;
 }
 
-absl::StatusOr<std::unique_ptr<kernels::Device>> CreateRankDevice(const v1::RunPlan& plan, int rank) {
+absl::StatusOr<std::unique_ptr<kernels::Device>> CreateRankDevice(const v1::RunPlan& plan,
+                                                                  int rank) {
   if (rank < 0 || rank >= plan.ranks_size()) {
-    return absl::InvalidArgumentError(absl::StrCat("rank ", rank, " of a plan for ", plan.ranks_size(), " ranks"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank ", rank, " of a plan for ", plan.ranks_size(), " ranks"));
   }
   kernels::DeviceOptions options;
   options.backend = plan.spec().parallel().backend();

@@ -1,5 +1,6 @@
-// One rank from its first to its last step: reads its slices of the packed data, runs TrainStep, evaluates on held-out
-// sequences and reports. The same for a thread of upipe-run and for a trainer process.
+// One rank from its first to its last step: reads its slices of the packed data, runs TrainStep,
+// evaluates on held-out sequences and reports. The same for a thread of upipe-run and for a trainer
+// process.
 #pragma once
 
 #include <atomic>
@@ -16,8 +17,8 @@
 
 namespace upipe::train {
 
-// Everything is borrowed for the length of the run. Callbacks run on the caller's thread between steps: they must not
-// block.
+// Everything is borrowed for the length of the run. Callbacks run on the caller's thread between
+// steps: they must not block.
 struct RankRun {
   const v1::RunPlan& plan;
   int rank = 0;
@@ -25,19 +26,23 @@ struct RankRun {
   kernels::Device& device;
   PositionPage* position = nullptr;
   std::function<void(const v1::StepReport&)> on_step = {};
-  std::function<void()> on_running = {};                 // all ranks are connected and agree on the schedule
-  const std::atomic<bool>* stop_requested = nullptr;     // asks all ranks to leave before the next step
+  std::function<void()> on_running = {};  // all ranks are connected and agree on the schedule
+  const std::atomic<bool>* stop_requested =
+      nullptr;  // asks all ranks to leave before the next step
 };
 
-// Blocking. OK after the last step; Cancelled when any rank was asked to stop; else the first error of data, device,
-// communicator or training (too many skipped steps: FailedPrecondition). On an error the communicator is aborted.
+// Blocking. OK after the last step; Cancelled when any rank was asked to stop; else the first error
+// of data, device, communicator or training (too many skipped steps: FailedPrecondition). On an
+// error the communicator is aborted.
 absl::Status TrainRank(const RankRun& run);
 
-// The device a rank's plan asks for: backend, threads, an arena of exactly the planned high-water mark.
-absl::StatusOr<std::unique_ptr<kernels::Device>> CreateRankDevice(const v1::RunPlan& plan, int rank);
+// The device a rank's plan asks for: backend, threads, an arena of exactly the planned high-water
+// mark.
+absl::StatusOr<std::unique_ptr<kernels::Device>> CreateRankDevice(const v1::RunPlan& plan,
+                                                                  int rank);
 
-// How long one collective may wait for a peer: two minutes more than the busiest rank's whole step takes at 1 GFLOP/s.
-// Only a backstop: a dead peer is noticed by its worker.
+// How long one collective may wait for a peer: two minutes more than the busiest rank's whole step
+// takes at 1 GFLOP/s. Only a backstop: a dead peer is noticed by its worker.
 absl::Duration CollectiveDeadline(const v1::RunPlan& plan);
 
 // The allocator's numbers as messages carry them.

@@ -26,22 +26,26 @@ absl::StatusOr<std::unique_ptr<TrainStep>> TrainStep::Create(const engine::RankC
   auto step = std::unique_ptr<TrainStep>(new TrainStep(context, plan));
   context.Mark(0, StepPass::kStarting, -1, -1);
   UPIPE_RETURN_IF_ERROR(step->Allocate());
-  UPIPE_ASSIGN_OR_RETURN(kernels::Buffer scratch,
-                         context.Allocate(MemoryTag::kComm, context.num_ranks() * sizeof(uint64_t)));
-  UPIPE_RETURN_IF_ERROR(comm::VerifySameOnAllRanks(context.comm(), parallel::HashOf(plan.schedule()),
-                                                   "head-chunk schedule", scratch.data(), context.stream()));
+  UPIPE_ASSIGN_OR_RETURN(
+      kernels::Buffer scratch,
+      context.Allocate(MemoryTag::kComm, context.num_ranks() * sizeof(uint64_t)));
+  UPIPE_RETURN_IF_ERROR(
+      comm::VerifySameOnAllRanks(context.comm(), parallel::HashOf(plan.schedule()),
+                                 "head-chunk schedule", scratch.data(), context.stream()));
   return step;
 }
 
 absl::Status TrainStep::Allocate() {
   const int64_t n = tokens_.tokens_per_rank;
-  UPIPE_ASSIGN_OR_RETURN(positions_, context_.Allocate(MemoryTag::kWorkspace, n * SizeOf(DType::kInt64)));
-  UPIPE_ASSIGN_OR_RETURN(token_buffer_, context_.Allocate(MemoryTag::kWorkspace, n * SizeOf(DType::kInt32)));
-  UPIPE_ASSIGN_OR_RETURN(label_buffer_, context_.Allocate(MemoryTag::kWorkspace, n * SizeOf(DType::kInt32)));
+  UPIPE_ASSIGN_OR_RETURN(positions_,
+                         context_.Allocate(MemoryTag::kWorkspace, n * SizeOf(DType::kInt64)));
+  UPIPE_ASSIGN_OR_RETURN(token_buffer_,
+                         context_.Allocate(MemoryTag::kWorkspace, n * SizeOf(DType::kInt32)));
+  UPIPE_ASSIGN_OR_RETURN(label_buffer_,
+                         context_.Allocate(MemoryTag::kWorkspace, n * SizeOf(DType::kInt32)));
   UPIPE_ASSIGN_OR_RETURN(scalars_, context_.Allocate(MemoryTag::kWorkspace, sizeof(StepScalars)));
-  UPIPE_ASSIGN_OR_RETURN(
-      auto parameters,
-      model::ShardedParameters::Create(context_, layout_, plan_.spec().train().seed()));
+  UPIPE_ASSIGN_OR_RETURN(auto parameters, model::ShardedParameters::Create(
+                                              context_, layout_, plan_.spec().train().seed()));
   parameters_ = std::make_unique<model::ShardedParameters>(std::move(parameters));
   model_ = std::make_unique<model::LlamaModel>(
       context_,
@@ -62,8 +66,8 @@ absl::StatusOr<model::Batch> TrainStep::Upload(const HostTokens& host) {
   const int64_t bytes = n * SizeOf(DType::kInt32);
   context_.device().CopyFromHost(token_buffer_.data(), host.tokens, bytes, context_.stream());
   context_.device().CopyFromHost(label_buffer_.data(), host.labels, bytes, context_.stream());
-  UPIPE_RETURN_IF_ERROR(
-      context_.Fill(TensorView::Vector(scalars_.data(), DType::kFloat64, 3), 0));  // loss, count, squares
+  UPIPE_RETURN_IF_ERROR(context_.Fill(TensorView::Vector(scalars_.data(), DType::kFloat64, 3),
+                                      0));  // loss, count, squares
   return model::Batch{.tokens = TensorView::Vector(token_buffer_.data(), DType::kInt32, n),
                       .labels = TensorView::Vector(label_buffer_.data(), DType::kInt32, n),
                       .loss_and_count = StepScalarsView(scalars_.data()).LossAndCount()};
@@ -78,7 +82,8 @@ absl::StatusOr<StepResult> TrainStep::Run(int64_t step, const HostTokens& host) 
   StepResult result;
   result.learning_rate = optim::LearningRate(spec, step, plan_.spec().train().steps());
   UPIPE_RETURN_IF_ERROR(optim::UpdateParameters(context_, *parameters_, spec, result.learning_rate,
-                                                applied_steps_ + 1, StepScalarsView(scalars_.data())));
+                                                applied_steps_ + 1,
+                                                StepScalarsView(scalars_.data())));
   UPIPE_ASSIGN_OR_RETURN(const StepScalars scalars, ReadScalars());
   result.loss = scalars.loss / scalars.count;
   result.valid_tokens = scalars.count;
@@ -97,15 +102,17 @@ absl::StatusOr<TrainStep::EvalResult> TrainStep::Evaluate(int64_t step, const Ho
 }
 
 absl::StatusOr<bool> TrainStep::AnyRank(bool flag) {
-  UPIPE_RETURN_IF_ERROR(context_.Fill(TensorView::Vector(scalars_.data(), DType::kFloat64, 1), flag ? 1 : 0));
+  UPIPE_RETURN_IF_ERROR(
+      context_.Fill(TensorView::Vector(scalars_.data(), DType::kFloat64, 1), flag ? 1 : 0));
   UPIPE_RETURN_IF_ERROR(Reduce(1, comm::ReduceOp::kMax));
   UPIPE_ASSIGN_OR_RETURN(const StepScalars scalars, ReadScalars());
   return scalars.loss != 0;
 }
 
 absl::Status TrainStep::Reduce(int64_t count, comm::ReduceOp op) {
-  UPIPE_ASSIGN_OR_RETURN(kernels::Buffer scratch,
-                         context_.Allocate(MemoryTag::kComm, context_.comm().AllReduceScratchBytes(count)));
+  UPIPE_ASSIGN_OR_RETURN(
+      kernels::Buffer scratch,
+      context_.Allocate(MemoryTag::kComm, context_.comm().AllReduceScratchBytes(count)));
   return context_.comm().AllReduce(static_cast<double*>(scalars_.data()), count, op, scratch.data(),
                                    context_.stream());
 }

@@ -1,6 +1,8 @@
-// One rank's training step, and everything that lives from step to step. Read this first: life of a step is
-//   vote to go on -> tokens to the device -> forward, loss, backward (model/llama.h; attention/) -> gradients summed over
-//   ranks as each unit is done -> loss, count and norm reduced once -> clip -> AdamW (optim/).
+// One rank's training step, and everything that lives from step to step. Read this first: life of a
+// step is
+//   vote to go on -> tokens to the device -> forward, loss, backward (model/llama.h; attention/) ->
+//   gradients summed over ranks as each unit is done -> loss, count and norm reduced once -> clip
+//   -> AdamW (optim/).
 // The planner runs this very class on the dry device, so its bytes cannot drift from a real run's.
 #pragma once
 
@@ -14,24 +16,26 @@
 
 namespace upipe::train {
 
-// Where the host reads this rank's part of a sequence: [N] tokens and next-token labels (negative = no label).
+// Where the host reads this rank's part of a sequence: [N] tokens and next-token labels (negative =
+// no label).
 struct HostTokens {
   const int32_t* tokens = nullptr;
   const int32_t* labels = nullptr;
 };
 
 struct StepResult {
-  double loss = 0;         // mean over the valid tokens of all ranks, nats; NaN without any
+  double loss = 0;  // mean over the valid tokens of all ranks, nats; NaN without any
   double valid_tokens = 0;
   double grad_norm = 0;
   double learning_rate = 0;
-  bool skipped = false;    // nothing was updated
+  bool skipped = false;  // nothing was updated
 };
 
 class TrainStep {
  public:
-  // Allocates weights, gradients, moments and step buffers, initialises them and compares the schedule's hash over all
-  // ranks (blocking). `plan` is borrowed and needs spec (with defaults), schedule and schedule_hash.
+  // Allocates weights, gradients, moments and step buffers, initialises them and compares the
+  // schedule's hash over all ranks (blocking). `plan` is borrowed and needs spec (with defaults),
+  // schedule and schedule_hash.
   static absl::StatusOr<std::unique_ptr<TrainStep>> Create(const engine::RankContext& context,
                                                            const v1::RunPlan& plan);
 

@@ -1,5 +1,5 @@
-// The tagged arena allocator. One per device per rank; the only source of tensor memory. Offsets are
-// handed out best-fit in host order, so a dry run and a real run of the same step get the same
+// The tagged arena allocator. One per device per rank; the only source of tensor memory. Offsets
+// are handed out best-fit in host order, so a dry run and a real run of the same step get the same
 // offsets, the same peaks and the same high-water mark, to the byte.
 #pragma once
 
@@ -18,21 +18,23 @@ namespace upipe::kernels {
 
 using TagBytes = std::array<int64_t, kNumMemoryTags>;
 
-// Bytes as requested by callers (alignment padding is not counted, except in arena_high_water_bytes).
+// Bytes as requested by callers (alignment padding is not counted, except in
+// arena_high_water_bytes).
 struct MemoryStats {
   TagBytes current_bytes = {};
-  TagBytes peak_bytes = {};              // each tag's own peak
-  TagBytes at_peak_bytes = {};           // the split at the moment of the global peak
+  TagBytes peak_bytes = {};     // each tag's own peak
+  TagBytes at_peak_bytes = {};  // the split at the moment of the global peak
   int64_t current_total_bytes = 0;
   int64_t peak_total_bytes = 0;
-  int64_t attention_peak_bytes = 0;      // joint peak of the attn_* tags
-  int64_t arena_high_water_bytes = 0;    // end of the highest block ever handed out
-  std::string peak_moment;               // the allocator's moment() when the global peak was set
+  int64_t attention_peak_bytes = 0;    // joint peak of the attn_* tags
+  int64_t arena_high_water_bytes = 0;  // end of the highest block ever handed out
+  std::string peak_moment;             // the allocator's moment() when the global peak was set
 };
 
 class Allocator;
 
-// A block of device memory; frees itself in host order, on the stream it was last used on. Move-only.
+// A block of device memory; frees itself in host order, on the stream it was last used on.
+// Move-only.
 class Buffer {
  public:
   Buffer() = default;
@@ -55,23 +57,23 @@ class Buffer {
   Stream* stream_ = nullptr;
 };
 
-// Not thread-safe: allocation and freeing follow the one host thread that drives the rank, which is what
-// makes addresses reproducible. stats() may be read from any thread.
+// Not thread-safe: allocation and freeing follow the one host thread that drives the rank, which is
+// what makes addresses reproducible. stats() may be read from any thread.
 class Allocator {
  public:
   static constexpr int64_t kAlignmentBytes = 256;
 
   struct Options {
-    void* base = nullptr;        // start of the arena, kAlignmentBytes aligned; an address only when dry
-    int64_t arena_bytes = 0;     // never grows; the plan's high-water mark, or "unlimited" when dry
-    bool poison_freed = false;   // submit a fill of freed blocks to their stream (test device)
+    void* base = nullptr;  // start of the arena, kAlignmentBytes aligned; an address only when dry
+    int64_t arena_bytes = 0;    // never grows; the plan's high-water mark, or "unlimited" when dry
+    bool poison_freed = false;  // submit a fill of freed blocks to their stream (test device)
   };
   explicit Allocator(const Options& options);
   ~Allocator();
   Allocator(const Allocator&) = delete;
 
-  // A block for use on `stream`. A block freed on another stream is handed out only after an event of
-  // that stream, on which `stream` is made to wait. bytes = 0 gives an empty, valid buffer.
+  // A block for use on `stream`. A block freed on another stream is handed out only after an event
+  // of that stream, on which `stream` is made to wait. bytes = 0 gives an empty, valid buffer.
   // ResourceExhausted, naming tag, bytes asked and free, when the arena is full. Never blocks.
   absl::StatusOr<Buffer> Allocate(MemoryTag tag, int64_t bytes, Stream& stream);
 

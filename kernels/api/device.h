@@ -1,5 +1,5 @@
-// One accelerator (or one rank's share of a CPU): memory, streams, ops. The engine sees only this, so
-// the dry device can stand in for a real one without a branch in engine/.
+// One accelerator (or one rank's share of a CPU): memory, streams, ops. The engine sees only this,
+// so the dry device can stand in for a real one without a branch in engine/.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ namespace upipe::kernels {
 class Device {
  public:
   virtual ~Device() = default;
-  virtual std::string name() const = 0;          // "cpu", "reference", "dry(cpu)"
+  virtual std::string name() const = 0;  // "cpu", "reference", "dry(cpu)"
   virtual Allocator& allocator() = 0;
   virtual OpTable& ops() = 0;
   virtual std::unique_ptr<Stream> CreateStream(std::string name) = 0;

@@ -13,10 +13,14 @@ constexpr int64_t SizeOf(DType dtype) {
 
 constexpr const char* NameOf(DType dtype) {
   switch (dtype) {
-    case DType::kFloat32: return "fp32";
-    case DType::kFloat64: return "fp64";
-    case DType::kInt32: return "int32";
-    case DType::kInt64: return "int64";
+    case DType::kFloat32:
+      return "fp32";
+    case DType::kFloat64:
+      return "fp64";
+    case DType::kInt32:
+      return "int32";
+    case DType::kInt64:
+      return "int64";
   }
   return "?";
 }

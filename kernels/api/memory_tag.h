@@ -1,4 +1,5 @@
-// What memory is for. Every allocation carries one tag; reports, plans and metrics split bytes by it.
+// What memory is for. Every allocation carries one tag; reports, plans and metrics split bytes by
+// it.
 #pragma once
 
 #include <array>

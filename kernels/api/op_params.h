@@ -1,6 +1,6 @@
 // Parameters of every device op. Shapes are written [dim, ...] at each tensor; T is tokens. fp32
-// storage; sums accumulate in fp32 unless "fp64" is written. Tensors never overlap unless it says "may alias".
-// All offsets are 64-bit.
+// storage; sums accumulate in fp32 unless "fp64" is written. Tensors never overlap unless it says
+// "may alias". All offsets are 64-bit.
 #pragma once
 
 #include <cstdint>
@@ -46,8 +46,8 @@ struct RmsNormBwdParams {
   float eps = 1e-5f;
 };
 
-// c = alpha * op(a) op(b) + beta * c; op(a) is [m, k], op(b) is [k, n], c is [m, n]. beta = 0 ignores what
-// c held, NaN included. k = 0 scales c.
+// c = alpha * op(a) op(b) + beta * c; op(a) is [m, k], op(b) is [k, n], c is [m, n]. beta = 0
+// ignores what c held, NaN included. k = 0 scales c.
 struct MatmulParams {
   TensorView a;
   TensorView b;
@@ -58,7 +58,8 @@ struct MatmulParams {
   float beta = 0.0f;
 };
 
-// Rotary embedding, Hugging Face "rotate half" convention: pair (i, i + D/2) turns by position * inv_freq[i].
+// Rotary embedding, Hugging Face "rotate half" convention: pair (i, i + D/2) turns by position *
+// inv_freq[i].
 struct RopeConfig {
   double theta = 10000.0;
   // Llama-3.1 frequency scaling; absent = none.
@@ -69,12 +70,13 @@ struct RopeConfig {
     int64_t original_context = 8192;
   };
   std::optional<Llama3Scaling> llama3;
-  // true reproduces Hugging Face: inv_freq and angle rounded to fp32 before sin/cos. false: the angle is formed
-  // and reduced in double, exact at any position.
+  // true reproduces Hugging Face: inv_freq and angle rounded to fp32 before sin/cos. false: the
+  // angle is formed and reduced in double, exact at any position.
   bool hf_parity = false;
 };
 
-// inv_freq [head_dim/2] in double after scaling; shared by every backend (kernels/api/rope_config.cc).
+// inv_freq [head_dim/2] in double after scaling; shared by every backend
+// (kernels/api/rope_config.cc).
 std::vector<double> RopeInverseFrequencies(const RopeConfig& config, int64_t head_dim);
 
 // dst = (accumulate ? dst : 0) + R(+-position * freq) src.
@@ -83,11 +85,12 @@ struct RopeParams {
   TensorView dst;        // [T, heads, head_dim]; may be src itself when not accumulating
   TensorView positions;  // [T] int64, global positions
   RopeConfig config;
-  bool inverse = false;     // rotate by the negative angle (backward)
+  bool inverse = false;  // rotate by the negative angle (backward)
   bool accumulate = false;
 };
 
-// dst = (accumulate ? dst : 0) + src, elementwise over [n0, n1, n2] with any strides of the first two dims.
+// dst = (accumulate ? dst : 0) + src, elementwise over [n0, n1, n2] with any strides of the first
+// two dims.
 struct StridedCopyParams {
   TensorView src;
   TensorView dst;
@@ -100,9 +103,10 @@ struct PositionRun {
   int64_t end = 0;
 };
 
-// Which keys a query sees: same document, not after it when causal, within `window` positions when set
-// (q - k < window; when not causal, |q - k| < window). Bounds are ascending document starts of the one global
-// list, first 0; a document ends where the next starts, the last at `total`. Never null, never empty.
+// Which keys a query sees: same document, not after it when causal, within `window` positions when
+// set (q - k < window; when not causal, |q - k| < window). Bounds are ascending document starts of
+// the one global list, first 0; a document ends where the next starts, the last at `total`. Never
+// null, never empty.
 struct AttentionMask {
   bool causal = true;
   std::optional<int64_t> window;
@@ -110,14 +114,14 @@ struct AttentionMask {
   int64_t total = 0;
 };
 
-// Scaled dot-product attention of some query heads over resident K/V heads. Query head i reads K/V slot
-// kv_slot[i]. A query that sees no key of this run gets o = 0 and lse = -infinity.
+// Scaled dot-product attention of some query heads over resident K/V heads. Query head i reads K/V
+// slot kv_slot[i]. A query that sees no key of this run gets o = 0 and lse = -infinity.
 struct AttentionFwdParams {
-  TensorView q;    // [Tq, heads, head_dim]
-  TensorView k;    // [Tk, slots, head_dim], any strides of the first two dims
-  TensorView v;    // [Tk, slots, head_dim]
-  TensorView o;    // [Tq, heads, head_dim]
-  TensorView lse;  // [heads, Tq], natural-log log-sum-exp of the scaled scores
+  TensorView q;                  // [Tq, heads, head_dim]
+  TensorView k;                  // [Tk, slots, head_dim], any strides of the first two dims
+  TensorView v;                  // [Tk, slots, head_dim]
+  TensorView o;                  // [Tq, heads, head_dim]
+  TensorView lse;                // [heads, Tq], natural-log log-sum-exp of the scaled scores
   std::vector<int32_t> kv_slot;  // [heads]
   PositionRun queries;
   PositionRun keys;
@@ -127,15 +131,15 @@ struct AttentionFwdParams {
 
 // Backward of the same call from the saved log-sum-exp and delta = rowsum(dO * O).
 struct AttentionBwdParams {
-  TensorView q;      // [Tq, heads, head_dim]
-  TensorView k;      // [Tk, slots, head_dim]
-  TensorView v;      // [Tk, slots, head_dim]
-  TensorView dout;   // [Tq, heads, head_dim]
-  TensorView lse;    // [heads, Tq]
-  TensorView delta;  // [Tq, heads], any row stride
-  TensorView dq;     // [Tq, heads, head_dim], written (accumulated when accumulate_dq)
-  TensorView dk;     // [Tk, slots, head_dim] fp32, accumulated
-  TensorView dv;     // [Tk, slots, head_dim] fp32, accumulated
+  TensorView q;                  // [Tq, heads, head_dim]
+  TensorView k;                  // [Tk, slots, head_dim]
+  TensorView v;                  // [Tk, slots, head_dim]
+  TensorView dout;               // [Tq, heads, head_dim]
+  TensorView lse;                // [heads, Tq]
+  TensorView delta;              // [Tq, heads], any row stride
+  TensorView dq;                 // [Tq, heads, head_dim], written (accumulated when accumulate_dq)
+  TensorView dk;                 // [Tk, slots, head_dim] fp32, accumulated
+  TensorView dv;                 // [Tk, slots, head_dim] fp32, accumulated
   std::vector<int32_t> kv_slot;  // [heads]
   PositionRun queries;
   PositionRun keys;
@@ -165,9 +169,10 @@ struct SwiGluBwdParams {
   TensorView up;    // [T, F], in: up, out: dup
 };
 
-// Summed token losses of one tile: loss_and_count[0] += sum of -log softmax(logits)[label] over rows with label
-// >= 0, loss_and_count[1] += number of such rows, both fp64 in ascending t. With write_gradient the logits become
-// d(sum)/d(logits); rows without a label become exact zeros.
+// Summed token losses of one tile: loss_and_count[0] += sum of -log softmax(logits)[label] over
+// rows with label
+// >= 0, loss_and_count[1] += number of such rows, both fp64 in ascending t. With write_gradient the
+// logits become d(sum)/d(logits); rows without a label become exact zeros.
 struct CrossEntropyParams {
   TensorView logits;          // [T, vocab], in place
   TensorView labels;          // [T] int32; negative = no label
@@ -181,8 +186,9 @@ struct SumOfSquaresParams {
   TensorView out;  // [1] fp64, accumulated
 };
 
-// The one gradient rule: grad_norm = sqrt(sum_of_squares) / count; scale = (1 / count) * min(1, max_norm /
-// (grad_norm + 1e-6)). skip = 1 when count is 0 or the norm is not finite; scale is then 0.
+// The one gradient rule: grad_norm = sqrt(sum_of_squares) / count; scale = (1 / count) * min(1,
+// max_norm / (grad_norm + 1e-6)). skip = 1 when count is 0 or the norm is not finite; scale is then
+// 0.
 struct ClipScaleParams {
   TensorView sum_of_squares;  // [1] fp64, of the summed (undivided) gradients of all ranks
   TensorView loss_and_count;  // [2] fp64, of all ranks
@@ -215,8 +221,8 @@ struct FillParams {
   double value = 0;
 };
 
-// dst[i] = stddev * normal(seed, tensor_id, first_index + i): a counter-based generator, so a shard gets the same
-// numbers whatever the sharding.
+// dst[i] = stddev * normal(seed, tensor_id, first_index + i): a counter-based generator, so a shard
+// gets the same numbers whatever the sharding.
 struct RandomNormalParams {
   TensorView dst;  // [n]
   uint64_t seed = 0;
@@ -225,10 +231,10 @@ struct RandomNormalParams {
   float stddev = 0.02f;
 };
 
-using OpParams =
-    std::variant<EmbeddingFwdParams, EmbeddingBwdParams, RmsNormFwdParams, RmsNormBwdParams, MatmulParams,
-                 RopeParams, StridedCopyParams, AttentionFwdParams, AttentionBwdParams, RowDotParams,
-                 SwiGluFwdParams, SwiGluBwdParams, CrossEntropyParams, SumOfSquaresParams, ClipScaleParams,
-                 AdamWParams, FillParams, RandomNormalParams>;
+using OpParams = std::variant<EmbeddingFwdParams, EmbeddingBwdParams, RmsNormFwdParams,
+                              RmsNormBwdParams, MatmulParams, RopeParams, StridedCopyParams,
+                              AttentionFwdParams, AttentionBwdParams, RowDotParams, SwiGluFwdParams,
+                              SwiGluBwdParams, CrossEntropyParams, SumOfSquaresParams,
+                              ClipScaleParams, AdamWParams, FillParams, RandomNormalParams>;
 
 }  // namespace upipe::kernels

@@ -1,6 +1,6 @@
 // The table of device operations. Each op is one params struct (op_params.h); a backend gives every
-// params type a WorkspaceBytes and an Enqueue. Validation is shared (Validate), so every backend refuses
-// the same bad params with the same sentence.
+// params type a WorkspaceBytes and an Enqueue. Validation is shared (Validate), so every backend
+// refuses the same bad params with the same sentence.
 #pragma once
 
 #include <cstdint>
@@ -30,12 +30,13 @@ class OpTable {
   virtual ~OpTable() = default;
   // Pure. The dry table answers for the backend it stands in for.
   virtual int64_t WorkspaceBytes(const OpParams& params) const = 0;
-  // Validates (InvalidArgument naming op and field), then submits to the stream. Never allocates device
-  // memory, never blocks; later failures surface on the stream's events.
+  // Validates (InvalidArgument naming op and field), then submits to the stream. Never allocates
+  // device memory, never blocks; later failures surface on the stream's events.
   virtual absl::Status Enqueue(const OpParams& params, Workspace workspace, Stream& stream) = 0;
 };
 
-// Shapes, dtypes, strides and ranges; never touches data. InvalidArgument naming op, field and values.
+// Shapes, dtypes, strides and ranges; never touches data. InvalidArgument naming op, field and
+// values.
 absl::Status Validate(const OpParams& params);
 OpCost Cost(const OpParams& params);
 const char* NameOf(const OpParams& params);

@@ -11,16 +11,18 @@
 
 namespace upipe::kernels {
 
-// Runs loop bodies on the rank's pinned threads. The partition depends only on (count, num_threads),
-// so results are bit-identical from run to run.
+// Runs loop bodies on the rank's pinned threads. The partition depends only on (count,
+// num_threads), so results are bit-identical from run to run.
 class ParallelFor {
  public:
   virtual ~ParallelFor() = default;
   virtual int num_threads() const = 0;
-  // Calls body(begin, end, thread_index) for at most num_threads() contiguous pieces of [0, count) and
-  // returns when all have returned. Body must not throw. Blocking; called on the stream's thread only.
-  virtual void Run(int64_t count,
-                   const std::function<void(int64_t begin, int64_t end, int thread_index)>& body) = 0;
+  // Calls body(begin, end, thread_index) for at most num_threads() contiguous pieces of [0, count)
+  // and returns when all have returned. Body must not throw. Blocking; called on the stream's
+  // thread only.
+  virtual void Run(
+      int64_t count,
+      const std::function<void(int64_t begin, int64_t end, int thread_index)>& body) = 0;
 };
 
 // What a task sees while it executes on a stream.
@@ -54,9 +56,9 @@ class Event {
   std::shared_ptr<State> state_;
 };
 
-// Owned by whoever called Device::CreateStream. Submit, Record and Wait are called by one host thread
-// at a time, return at once (Submit may wait while thousands of tasks are pending) and never fail;
-// failures of tasks surface on events.
+// Owned by whoever called Device::CreateStream. Submit, Record and Wait are called by one host
+// thread at a time, return at once (Submit may wait while thousands of tasks are pending) and never
+// fail; failures of tasks surface on events.
 class Stream {
  public:
   virtual ~Stream() = default;  // drains what was submitted

@@ -1,5 +1,6 @@
 // A non-owning strided view of up to three dims. The last dim is contiguous unless said otherwise.
-// Offsets are 64-bit everywhere. On the dry backend `data` is an address that is never dereferenced.
+// Offsets are 64-bit everywhere. On the dry backend `data` is an address that is never
+// dereferenced.
 #pragma once
 
 #include <array>
@@ -12,9 +13,9 @@ namespace upipe::kernels {
 struct TensorView {
   void* data = nullptr;
   DType dtype = DType::kFloat32;
-  int rank = 0;                         // number of dims in use, 1 to 3; 0 = absent
-  std::array<int64_t, 3> shape = {};    // elements
-  std::array<int64_t, 3> stride = {};   // elements
+  int rank = 0;                        // number of dims in use, 1 to 3; 0 = absent
+  std::array<int64_t, 3> shape = {};   // elements
+  std::array<int64_t, 3> stride = {};  // elements
 
   static TensorView Vector(void* data, DType dtype, int64_t n) {
     return {data, dtype, 1, {n, 1, 1}, {1, 0, 0}};
@@ -61,7 +62,9 @@ struct TensorView {
     return Tensor3(data, dtype, {shape[0], 1, shape[1]}, stride[0], shape[1]);
   }
   template <typename T>
-  T* as() const { return static_cast<T*>(data); }
+  T* as() const {
+    return static_cast<T*>(data);
+  }
 };
 
 }  // namespace upipe::kernels

@@ -1,5 +1,6 @@
-// The built binaries together: a job from YAML to SUCCEEDED over two workers and UCX, the same bits as threads in one
-// process, queueing, cancelling, and every kind of bad input refused with one sentence and nothing started.
+// The built binaries together: a job from YAML to SUCCEEDED over two workers and UCX, the same bits
+// as threads in one process, queueing, cancelling, and every kind of bad input refused with one
+// sentence and nothing started.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -14,9 +15,9 @@
 namespace upipe {
 namespace {
 
-using ::testing::HasSubstr;
 using testing::Cluster;
 using testing::CommandResult;
+using ::testing::HasSubstr;
 
 class SystemTest : public ::testing::Test {
  protected:
@@ -58,8 +59,8 @@ TEST_F(SystemTest, TrainersOverUcxGiveTheBitsOfThreadsInOneProcess) {
   EXPECT_EQ(report.value("step", ""), "5");
 
   const std::string metrics = cluster_.folder() + "/threads.jsonl";
-  const CommandResult threads =
-      testing::RunCommand({testing::BinDir() + "/upipe-run", file, "--metrics", metrics, "--quiet"});
+  const CommandResult threads = testing::RunCommand(
+      {testing::BinDir() + "/upipe-run", file, "--metrics", metrics, "--quiet"});
   ASSERT_EQ(threads.exit_code, 0) << threads.errors;
   bool compared = false;
   std::ifstream lines(metrics);
@@ -114,24 +115,33 @@ TEST_F(SystemTest, BadInputIsRefusedWithItsNumberAndStartsNothing) {
       {{"submit", good, "--set", "model.num_kv_heads=3"}, {"3", "8"}},
       {{"submit", good, "--set", "parallel.heads_per_stage=6"}, {"6", "4"}},
       {{"submit", good, "--set", "parallel.heads_per_stage=auto"}, {"heads_per_stage", "auto"}},
-      {{"submit", good, "--set", "train.context=4M", "--set", "train.memory_per_rank=1MiB"}, {"1.0 MiB"}},
-      {{"submit", good, "--set", "parallel.ranks=5", "--set", "parallel.heads_per_stage=5"}, {"5", "4"}},
+      {{"submit", good, "--set", "train.context=16K", "--set", "train.eval_sequences=0", "--set",
+        "train.memory_per_rank=1MiB"},
+       {"1.0 MiB"}},
+      {{"submit", good, "--set", "parallel.ranks=5", "--set", "parallel.heads_per_stage=5"},
+       {"5", "4"}},
       {{"submit", good, "--set", "data.path=/nonexistent/data"}, {"/nonexistent/data"}},
       {{"submit", write("unknown", text + "trian: {steps: 3}\n")}, {"trian", "train"}},
       {{"submit", write("duplicate", text + "name: again\n")}, {"name", "6"}},
-      {{"submit", write("garbage", std::string("\x7f""ELF\0\1\2", 7))}, {"garbage.yaml"}},
+      {{"submit", write("garbage", std::string("\x7f"
+                                               "ELF\0\1\2",
+                                               7))},
+       {"garbage.yaml"}},
       {{"submit", cluster_.folder() + "/missing.yaml"}, {"missing.yaml"}},
       {{"submit", good, "--set", "model.vocab_size=100"}, {"257", "100"}},
   };
   for (const Bad& bad : cases) {
     const CommandResult result = cluster_.Upipe(bad.arguments);
-    const std::string where = absl::StrCat(bad.arguments.back(), "\n", result.output, result.errors);
+    const std::string where =
+        absl::StrCat(bad.arguments.back(), "\n", result.output, result.errors);
     EXPECT_NE(result.exit_code, 0) << where;
-    for (const std::string& word : bad.says) EXPECT_THAT(result.errors + result.output, HasSubstr(word)) << where;
+    for (const std::string& word : bad.says)
+      EXPECT_THAT(result.errors + result.output, HasSubstr(word)) << where;
   }
   // Binary garbage where packed data should be.
   std::filesystem::copy(cluster_.Data(), cluster_.folder() + "/broken");
-  std::ofstream(cluster_.folder() + "/broken/train.tokens", std::ios::binary) << std::string(5000, '\xa5');
+  std::ofstream(cluster_.folder() + "/broken/train.tokens", std::ios::binary)
+      << std::string(5000, '\xa5');
   const CommandResult broken =
       cluster_.Upipe({"submit", good, "--set", "data.path=" + cluster_.folder() + "/broken"});
   EXPECT_NE(broken.exit_code, 0);

@@ -1,5 +1,6 @@
-// kill -9 of a trainer, a worker and the coordinator under a running job: the job ends or goes on as CONTROL-PLANE says,
-// every death is explained, and no process, shared memory or slot is left behind.
+// kill -9 of a trainer, a worker and the coordinator under a running job: the job ends or goes on
+// as CONTROL-PLANE says, every death is explained, and no process, shared memory or slot is left
+// behind.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -11,9 +12,9 @@
 namespace upipe {
 namespace {
 
-using ::testing::HasSubstr;
 using testing::Cluster;
 using testing::CommandResult;
+using ::testing::HasSubstr;
 using testing::TrainersOf;
 
 constexpr int kForever = 1000000;
@@ -28,7 +29,8 @@ class KillTest : public ::testing::Test {
     cluster_.StartWorker("w1", 2);
   }
   std::string RunningJob(int steps = kForever) {
-    const CommandResult result = cluster_.Upipe({"submit", cluster_.JobFile("job", 4, steps), "-o", "json"});
+    const CommandResult result =
+        cluster_.Upipe({"submit", cluster_.JobFile("job", 4, steps), "-o", "json"});
     EXPECT_EQ(result.exit_code, 0) << result.errors;
     const std::string job = nlohmann::json::parse(result.output).value("id", "");
     cluster_.AwaitStep(job, absl::Seconds(60));
@@ -39,7 +41,8 @@ class KillTest : public ::testing::Test {
     int count = 0;
     for (const auto& node : cluster_.Nodes()) {
       if (node["worker"] != worker) continue;
-      for (const auto& slot : node.value("slots", nlohmann::json::array())) count += slot.value("state", "") == state;
+      for (const auto& slot : node.value("slots", nlohmann::json::array()))
+        count += slot.value("state", "") == state;
     }
     return count;
   }
@@ -92,7 +95,8 @@ TEST_F(KillTest, CoordinatorKilledAndRestartedAdoptsTheRunningJob) {
   cluster_.StartCoordinator(60);
   cluster_.Await("both workers READY again", absl::Seconds(20), [&] {
     int ready = 0;
-    for (const auto& node : cluster_.Nodes()) ready += node.value("state", "") == "NODE_STATE_READY";
+    for (const auto& node : cluster_.Nodes())
+      ready += node.value("state", "") == "NODE_STATE_READY";
     return ready == 2;
   });
   EXPECT_EQ(cluster_.Upipe({"wait", job}, absl::Seconds(120)).exit_code, 0);
@@ -105,7 +109,8 @@ TEST_F(KillTest, CoordinatorGoneForGoodWorkersKillTheirRanksAfterA) {
   const std::string job = RunningJob();
   cluster_.KillCoordinator();
   EXPECT_EQ(TrainersOf(job).size(), 4u);
-  cluster_.Await("the workers to kill their ranks", absl::Seconds(15), [&] { return TrainersOf(job).empty(); });
+  cluster_.Await("the workers to kill their ranks", absl::Seconds(15),
+                 [&] { return TrainersOf(job).empty(); });
   ExpectNothingLeft(job);
 }
 

@@ -1,5 +1,5 @@
-// The engine against Hugging Face transformers in float64 (tests/golden/make): logits, loss, every gradient, and 20 AdamW
-// steps, on one rank and on several.
+// The engine against Hugging Face transformers in float64 (tests/golden/make): logits, loss, every
+// gradient, and 20 AdamW steps, on one rank and on several.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -20,15 +20,17 @@ using testing::Rank;
 using testing::RelativeError;
 using testing::Tensors;
 
-constexpr double kTensorBound = 1e-5;  // logits, loss, gradients: ||delta|| / ||reference|| per tensor
-constexpr double kLossBound = 1e-4;    // over 20 steps, nats
-constexpr double kDeltaBound = 1e-3;   // weight changes
+constexpr double kTensorBound =
+    1e-5;  // logits, loss, gradients: ||delta|| / ||reference|| per tensor
+constexpr double kLossBound = 1e-4;   // over 20 steps, nats
+constexpr double kDeltaBound = 1e-3;  // weight changes
 
 std::string DataFile(const std::string& name) {
   return absl::StrCat(std::getenv("UPIPE_SOURCE_DIR"), "/tests/golden/data/", name, ".golden");
 }
 
-v1::JobSpec SpecOf(const GoldenFile& file, int ranks, int64_t heads_per_rank, const std::string& backend) {
+v1::JobSpec SpecOf(const GoldenFile& file, int ranks, int64_t heads_per_rank,
+                   const std::string& backend) {
   const auto& c = file.config();
   const auto& t = file.training();
   v1::JobSpec spec = testing::MakeSpec({.ranks = ranks,
@@ -75,7 +77,8 @@ Tensors Weights(const GoldenFile& file) {
   return weights;
 }
 
-testing::Sequence Padded(absl::Span<const int32_t> tokens, absl::Span<const int32_t> labels, int64_t padded) {
+testing::Sequence Padded(absl::Span<const int32_t> tokens, absl::Span<const int32_t> labels,
+                         int64_t padded) {
   testing::Sequence sequence;
   sequence.tokens.assign(tokens.begin(), tokens.end());
   sequence.labels.assign(labels.begin(), labels.end());
@@ -97,13 +100,15 @@ class EngineGolden : public ::testing::TestWithParam<Case> {
     auto file = GoldenFile::Open(DataFile(GetParam().file));
     ASSERT_TRUE(file.ok()) << file.status();
     file_ = std::make_unique<GoldenFile>(*std::move(file));
-    auto plan = testing::MakePlan(SpecOf(*file_, GetParam().ranks, GetParam().heads_per_rank, GetParam().backend));
+    auto plan = testing::MakePlan(
+        SpecOf(*file_, GetParam().ranks, GetParam().heads_per_rank, GetParam().backend));
     ASSERT_TRUE(plan.ok()) << plan.status();
     plan_ = *std::move(plan);
   }
   // Room for the logits a test looks at beside the plan's own bytes.
   testing::RankThreads Threads() const {
-    return {.plan = plan_, .adjust = [](int, kernels::DeviceOptions& options) { options.arena_bytes += 1 << 20; }};
+    return {.plan = plan_,
+            .adjust = [](int, kernels::DeviceOptions& options) { options.arena_bytes += 1 << 20; }};
   }
 
   std::unique_ptr<GoldenFile> file_;
@@ -111,30 +116,31 @@ class EngineGolden : public ::testing::TestWithParam<Case> {
 };
 
 TEST_P(EngineGolden, LogitsLossAndEveryGradient) {
-  const testing::Sequence sequence =
-      Padded(*file_->Tensor<int32_t>("tokens"), *file_->Tensor<int32_t>("labels"), plan_.padded_context());
+  const testing::Sequence sequence = Padded(
+      *file_->Tensor<int32_t>("tokens"), *file_->Tensor<int32_t>("labels"), plan_.padded_context());
   const Tensors weights = Weights(*file_);
   const int64_t n = plan_.tokens_per_rank();
   const int64_t vocab = file_->config().vocab_size;
   std::vector<float> logits(plan_.padded_context() * vocab);
   std::vector<double> loss(2);
   Collector gradients;
-  ASSERT_TRUE(testing::RunRanks(Threads(), [&](Rank rank) -> absl::Status {
-                UPIPE_RETURN_IF_ERROR(testing::SetWeights(rank, weights));
-                const auto host = sequence.Slice(rank.step.tokens(), rank.rank);
-                UPIPE_ASSIGN_OR_RETURN(kernels::Buffer buffer,
-                                       rank.context.AllocateFloats(kernels::MemoryTag::kLogits, n * vocab));
-                UPIPE_ASSIGN_OR_RETURN(model::Batch batch, rank.step.Upload(host));
-                UPIPE_RETURN_IF_ERROR(rank.step.model().Evaluate(
-                    batch, 1,
-                    kernels::TensorView::Matrix(buffer.data(), kernels::DType::kFloat32, n, vocab)));
-                rank.context.device().CopyToHost(logits.data() + rank.rank * n * vocab, buffer.data(),
-                                                 buffer.size_bytes(), rank.context.stream());
-                UPIPE_ASSIGN_OR_RETURN(auto evaluated, rank.step.Evaluate(1, host));
-                UPIPE_ASSIGN_OR_RETURN(auto result, rank.step.Run(1, host));
-                if (rank.rank == 0) loss = {result.loss, evaluated.loss_sum / evaluated.valid_tokens};
-                return gradients.Add(rank, rank.step.parameters().gradients(), 1 / result.valid_tokens);
-              }).ok());
+  ASSERT_TRUE(
+      testing::RunRanks(Threads(), [&](Rank rank) -> absl::Status {
+        UPIPE_RETURN_IF_ERROR(testing::SetWeights(rank, weights));
+        const auto host = sequence.Slice(rank.step.tokens(), rank.rank);
+        UPIPE_ASSIGN_OR_RETURN(kernels::Buffer buffer,
+                               rank.context.AllocateFloats(kernels::MemoryTag::kLogits, n * vocab));
+        UPIPE_ASSIGN_OR_RETURN(model::Batch batch, rank.step.Upload(host));
+        UPIPE_RETURN_IF_ERROR(rank.step.model().Evaluate(
+            batch, 1,
+            kernels::TensorView::Matrix(buffer.data(), kernels::DType::kFloat32, n, vocab)));
+        rank.context.device().CopyToHost(logits.data() + rank.rank * n * vocab, buffer.data(),
+                                         buffer.size_bytes(), rank.context.stream());
+        UPIPE_ASSIGN_OR_RETURN(auto evaluated, rank.step.Evaluate(1, host));
+        UPIPE_ASSIGN_OR_RETURN(auto result, rank.step.Run(1, host));
+        if (rank.rank == 0) loss = {result.loss, evaluated.loss_sum / evaluated.valid_tokens};
+        return gradients.Add(rank, rank.step.parameters().gradients(), 1 / result.valid_tokens);
+      }).ok());
   const auto expected_logits = *file_->Tensor<float>("logits");
   logits.resize(expected_logits.size());  // drops the padding's rows
   EXPECT_LE(RelativeError(logits, expected_logits), kTensorBound);
@@ -143,7 +149,8 @@ TEST_P(EngineGolden, LogitsLossAndEveryGradient) {
   EXPECT_NEAR(loss[1], expected_loss, kTensorBound * expected_loss);
   ASSERT_EQ(gradients.tensors().size(), file_->parameters().size());
   for (const std::string& name : file_->parameters()) {
-    EXPECT_LE(RelativeError(gradients.tensors().at(name), *file_->Tensor<float>(absl::StrCat("grad/", name))),
+    EXPECT_LE(RelativeError(gradients.tensors().at(name),
+                            *file_->Tensor<float>(absl::StrCat("grad/", name))),
               kTensorBound)
         << name;
   }
@@ -157,40 +164,44 @@ TEST_P(EngineGolden, TwentyAdamWSteps) {
   const int64_t length = file_->config().context_tokens;
   const Tensors weights = Weights(*file_);
   Collector trained;
-  ASSERT_TRUE(testing::RunRanks(Threads(), [&](Rank rank) -> absl::Status {
-                UPIPE_RETURN_IF_ERROR(testing::SetWeights(rank, weights));
-                for (int64_t step = 1; step <= file_->training().steps; ++step) {
-                  const testing::Sequence sequence =
-                      Padded(tokens.subspan((step - 1) * length, length),
-                             labels.subspan((step - 1) * length, length), plan_.padded_context());
-                  UPIPE_ASSIGN_OR_RETURN(auto result,
-                                         rank.step.Run(step, sequence.Slice(rank.step.tokens(), rank.rank)));
-                  EXPECT_NEAR(result.loss, losses[step - 1], kLossBound) << "step " << step;
-                  EXPECT_NEAR(result.grad_norm, norms[step - 1], 1e-4 * norms[step - 1]) << "step " << step;
-                  EXPECT_FALSE(result.skipped);
-                }
-                return trained.Add(rank, rank.step.parameters().weights());
-              }).ok());
+  ASSERT_TRUE(
+      testing::RunRanks(Threads(), [&](Rank rank) -> absl::Status {
+        UPIPE_RETURN_IF_ERROR(testing::SetWeights(rank, weights));
+        for (int64_t step = 1; step <= file_->training().steps; ++step) {
+          const testing::Sequence sequence =
+              Padded(tokens.subspan((step - 1) * length, length),
+                     labels.subspan((step - 1) * length, length), plan_.padded_context());
+          UPIPE_ASSIGN_OR_RETURN(
+              auto result, rank.step.Run(step, sequence.Slice(rank.step.tokens(), rank.rank)));
+          EXPECT_NEAR(result.loss, losses[step - 1], kLossBound) << "step " << step;
+          EXPECT_NEAR(result.grad_norm, norms[step - 1], 1e-4 * norms[step - 1]) << "step " << step;
+          EXPECT_FALSE(result.skipped);
+        }
+        return trained.Add(rank, rank.step.parameters().weights());
+      }).ok());
   for (const std::string& name : file_->parameters()) {
     std::vector<float> delta = trained.tensors().at(name);
     for (size_t i = 0; i < delta.size(); ++i) delta[i] -= weights.at(name)[i];
-    EXPECT_LE(RelativeError(delta, *file_->Tensor<float>(absl::StrCat("train/delta/", name))), kDeltaBound)
+    EXPECT_LE(RelativeError(delta, *file_->Tensor<float>(absl::StrCat("train/delta/", name))),
+              kDeltaBound)
         << name;
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Goldens, EngineGolden,
-    ::testing::Values(Case{"tiny"}, Case{"tiny", 1, 4}, Case{"tiny", 2, 1}, Case{"tiny", 3, 2},
-                      Case{"tiny", 1, 1, "reference"}, Case{"llama3_rope"}, Case{"llama3_rope", 4, 1},
-                      Case{"llama3_rope_hf_parity"}, Case{"multi_query"}, Case{"multi_query", 3, 1},
-                      Case{"multi_query", 8, 1, "reference"}),
-    [](const auto& info) {
-      return absl::StrCat(info.param.file, "_ranks", info.param.ranks, "_u", info.param.heads_per_rank, "_",
-                          info.param.backend);
-    });
+INSTANTIATE_TEST_SUITE_P(Goldens, EngineGolden,
+                         ::testing::Values(Case{"tiny"}, Case{"tiny", 1, 4}, Case{"tiny", 2, 1},
+                                           Case{"tiny", 3, 2}, Case{"tiny", 1, 1, "reference"},
+                                           Case{"llama3_rope"}, Case{"llama3_rope", 4, 1},
+                                           Case{"llama3_rope_hf_parity"}, Case{"multi_query"},
+                                           Case{"multi_query", 3, 1},
+                                           Case{"multi_query", 8, 1, "reference"}),
+                         [](const auto& info) {
+                           return absl::StrCat(info.param.file, "_ranks", info.param.ranks, "_u",
+                                               info.param.heads_per_rank, "_", info.param.backend);
+                         });
 
-// A misreading of the hf_parity mode is invisible at 40 tokens, so the rotation itself is compared at far positions.
+// A misreading of the hf_parity mode is invisible at 40 tokens, so the rotation itself is compared
+// at far positions.
 TEST(RopeGolden, AnglesAtFarPositions) {
   for (const char* name : {"llama3_rope", "llama3_rope_hf_parity"}) {
     auto file = GoldenFile::Open(DataFile(name));
@@ -206,7 +217,8 @@ TEST(RopeGolden, AnglesAtFarPositions) {
     ASSERT_TRUE(device.ok());
     const auto stream = (*device)->CreateStream("rope");
     const auto count = static_cast<int64_t>(positions.size());
-    auto x = *(*device)->allocator().Allocate(kernels::MemoryTag::kWorkspace, count * dim * 4, *stream);
+    auto x =
+        *(*device)->allocator().Allocate(kernels::MemoryTag::kWorkspace, count * dim * 4, *stream);
     auto p = *(*device)->allocator().Allocate(kernels::MemoryTag::kWorkspace, count * 8, *stream);
     std::vector<float> host(count * dim, 0);  // first half 1, second half 0: rotated = (cos, sin)
     for (int64_t t = 0; t < count; ++t) std::fill_n(host.begin() + t * dim, dim / 2, 1.0f);
@@ -214,23 +226,27 @@ TEST(RopeGolden, AnglesAtFarPositions) {
     (*device)->CopyFromHost(x.data(), host.data(), x.size_bytes(), *stream);
     (*device)->CopyFromHost(p.data(), wide.data(), p.size_bytes(), *stream);
     const auto spec = SpecOf(*file, 1, 1, "cpu");
-    const auto view = kernels::TensorView::Matrix(x.data(), kernels::DType::kFloat32, count, dim).AsTensor3();
-    ASSERT_TRUE((*device)
-                    ->ops()
-                    .Enqueue(kernels::RopeParams{.src = view,
-                                                 .dst = view,
-                                                 .positions = kernels::TensorView::Vector(
-                                                     p.data(), kernels::DType::kInt64, count),
-                                                 .config = model::ModelConfig::From(spec.model()).rope},
-                             {}, *stream)
-                    .ok());
+    const auto view =
+        kernels::TensorView::Matrix(x.data(), kernels::DType::kFloat32, count, dim).AsTensor3();
+    ASSERT_TRUE(
+        (*device)
+            ->ops()
+            .Enqueue(kernels::RopeParams{.src = view,
+                                         .dst = view,
+                                         .positions = kernels::TensorView::Vector(
+                                             p.data(), kernels::DType::kInt64, count),
+                                         .config = model::ModelConfig::From(spec.model()).rope},
+                     {}, *stream)
+            .ok());
     (*device)->CopyToHost(host.data(), x.data(), x.size_bytes(), *stream);
     ASSERT_TRUE(stream->Synchronize().ok());
     for (int64_t t = 0; t < count; ++t) {
-      // transformers' fp32 frequencies may differ by one unit in the last place from ours: that is the angle's error.
+      // transformers' fp32 frequencies may differ by one unit in the last place from ours: that is
+      // the angle's error.
       const double tolerance = file->config().hf_parity ? 2e-7 + positions[t] * 1.2e-7 : 2e-7;
       for (int64_t i = 0; i < dim / 2; ++i) {
-        EXPECT_NEAR(host[t * dim + i], cosines[t * stored + i], tolerance) << name << " position " << positions[t];
+        EXPECT_NEAR(host[t * dim + i], cosines[t * stored + i], tolerance)
+            << name << " position " << positions[t];
         EXPECT_NEAR(host[t * dim + dim / 2 + i], sines[t * stored + i], tolerance) << name;
       }
     }

@@ -1,6 +1,7 @@
-// Topology and method must not change the mathematics: loss and every gradient at (ranks 1, 2, 4, 8) x every legal u x
-// several head shapes against the single-rank reference, held to the bound of docs/architecture.md ("Numbers"): three
-// times the error that a plain fp32 run on one rank makes against the wide-accumulation reference, plus half an epsilon.
+// Topology and method must not change the mathematics: loss and every gradient at (ranks 1, 2, 4,
+// 8) x every legal u x several head shapes against the single-rank reference, held to the bound of
+// docs/architecture.md ("Numbers"): three times the error that a plain fp32 run on one rank makes
+// against the wide-accumulation reference, plus half an epsilon.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -35,10 +36,12 @@ absl::StatusOr<Outcome> Gradients(const testing::SmallJob& job) {
   Outcome outcome;
   Collector gradients;
   UPIPE_RETURN_IF_ERROR(testing::RunRanks({.plan = plan}, [&](Rank rank) -> absl::Status {
-    UPIPE_ASSIGN_OR_RETURN(auto result, rank.step.Run(1, sequence.Slice(rank.step.tokens(), rank.rank)));
+    UPIPE_ASSIGN_OR_RETURN(auto result,
+                           rank.step.Run(1, sequence.Slice(rank.step.tokens(), rank.rank)));
     if (rank.rank == 0) outcome.loss = result.loss;
     if (result.valid_tokens != static_cast<double>(job.context)) {
-      return absl::InternalError(absl::StrCat(result.valid_tokens, " valid tokens of ", job.context));
+      return absl::InternalError(
+          absl::StrCat(result.valid_tokens, " valid tokens of ", job.context));
     }
     return gradients.Add(rank, rank.step.parameters().gradients());
   }));
@@ -80,21 +83,22 @@ TEST_P(Invariance, EveryRankCountAndStageWidth) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    HeadShapes, Invariance,
-    ::testing::Values(Heads{8, 2, 8},    // K < C at 4 and 8 ranks
-                      Heads{6, 3, 6},    // K and H not divisible by 4 or 8
-                      Heads{7, 1, 10},   // multi-query, odd heads
-                      Heads{5, 5, 4},    // multi-head, H < C at 8 ranks
-                      Heads{12, 4, 16},
-                      Heads{14, 2, 8}),  // groups of 7 straddle stages
-    [](const auto& info) {
-      return absl::StrCat("H", info.param.num_heads, "_K", info.param.num_kv_heads, "_D", info.param.head_dim);
-    });
+INSTANTIATE_TEST_SUITE_P(HeadShapes, Invariance,
+                         ::testing::Values(Heads{8, 2, 8},   // K < C at 4 and 8 ranks
+                                           Heads{6, 3, 6},   // K and H not divisible by 4 or 8
+                                           Heads{7, 1, 10},  // multi-query, odd heads
+                                           Heads{5, 5, 4},   // multi-head, H < C at 8 ranks
+                                           Heads{12, 4, 16},
+                                           Heads{14, 2, 8}),  // groups of 7 straddle stages
+                         [](const auto& info) {
+                           return absl::StrCat("H", info.param.num_heads, "_K",
+                                               info.param.num_kv_heads, "_D", info.param.head_dim);
+                         });
 
 // Ulysses is the one-stage point of the same schedule: the same bits as upipe at u = ceil(H / C).
 TEST(Methods, UlyssesIsTheOneStagePoint) {
-  testing::SmallJob job{.ranks = 4, .heads_per_rank = 2, .num_heads = 8, .num_kv_heads = 2, .context = 40};
+  testing::SmallJob job{
+      .ranks = 4, .heads_per_rank = 2, .num_heads = 8, .num_kv_heads = 2, .context = 40};
   const auto upipe = Gradients(job);
   job.ulysses = true;
   const auto ulysses = Gradients(job);

@@ -47,7 +47,9 @@ std::vector<char*> Argv(const std::vector<std::string>& arguments) {
   return argv;
 }
 
-int ExitCodeOf(int status) { return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status); }
+int ExitCodeOf(int status) {
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
 
 }  // namespace
 
@@ -144,22 +146,24 @@ void Cluster::StartCoordinator(double autonomy_seconds) {
   const std::string address_file = folder_ + "/address";
   fs::remove(address_file);
   // A restarted coordinator must be found where it was: workers keep dialling the same address.
-  coordinator_ = {"coordinator",
-                  Spawn({BinDir() + "/upipe-coordinator", "--listen", address_.empty() ? "127.0.0.1:0" : address_,
-                         "--state-dir", folder_ + "/coordinator", "--address-file", address_file, "--heartbeat", "0.2",
-                         "--kill-bound", "2", "--autonomy", absl::StrCat(autonomy_seconds), "--margin", "1"},
-                        folder_ + "/coordinator.log")};
+  coordinator_ = {"coordinator", Spawn({BinDir() + "/upipe-coordinator", "--listen",
+                                        address_.empty() ? "127.0.0.1:0" : address_, "--state-dir",
+                                        folder_ + "/coordinator", "--address-file", address_file,
+                                        "--heartbeat", "0.2", "--kill-bound", "2", "--autonomy",
+                                        absl::StrCat(autonomy_seconds), "--margin", "1"},
+                                       folder_ + "/coordinator.log")};
   Await("the coordinator's address", absl::Seconds(20), [&] { return fs::exists(address_file); });
   address_ = ReadFile(address_file);
   address_.erase(address_.find_last_not_of("\n") + 1);
 }
 
 void Cluster::StartWorker(const std::string& name, int slots, const std::string& memory_per_rank) {
-  const auto known = std::find_if(workers_.begin(), workers_.end(), [&](const Daemon& d) { return d.name == name; });
+  const auto known = std::find_if(workers_.begin(), workers_.end(),
+                                  [&](const Daemon& d) { return d.name == name; });
   Daemon& worker = known == workers_.end() ? workers_.emplace_back() : *known;
-  worker = {name, Spawn({BinDir() + "/upipe-worker", "--coordinator", address_, "--name", name, "--node", name, "--slots",
-                         absl::StrCat(slots), "--memory-per-rank", memory_per_rank, "--state-dir",
-                         folder_ + "/" + name},
+  worker = {name, Spawn({BinDir() + "/upipe-worker", "--coordinator", address_, "--name", name,
+                         "--node", name, "--slots", absl::StrCat(slots), "--memory-per-rank",
+                         memory_per_rank, "--state-dir", folder_ + "/" + name},
                         folder_ + "/" + name + ".log")};
   Await(absl::StrCat(name, " to be READY"), absl::Seconds(20), [&] {
     for (const auto& node : Nodes()) {
@@ -177,7 +181,8 @@ void Cluster::KillWorker(const std::string& name) {
   }
 }
 
-CommandResult Cluster::Upipe(const std::vector<std::string>& arguments, absl::Duration limit) const {
+CommandResult Cluster::Upipe(const std::vector<std::string>& arguments,
+                             absl::Duration limit) const {
   std::vector<std::string> all = {BinDir() + "/upipe", "--coordinator", address_};
   all.insert(all.end(), arguments.begin(), arguments.end());
   return RunCommand(all, limit);
@@ -196,7 +201,8 @@ nlohmann::json Cluster::Nodes() const {
   return json.is_object() && json.contains("nodes") ? json["nodes"] : nlohmann::json::array();
 }
 
-void Cluster::Await(const std::string& what, absl::Duration limit, const std::function<bool()>& done) const {
+void Cluster::Await(const std::string& what, absl::Duration limit,
+                    const std::function<bool()>& done) const {
   const absl::Time deadline = absl::Now() + limit;
   while (!done()) {
     if (absl::Now() > deadline) {
@@ -206,13 +212,15 @@ void Cluster::Await(const std::string& what, absl::Duration limit, const std::fu
   }
 }
 
-void Cluster::AwaitState(const std::string& job, const std::string& shown_state, absl::Duration limit) const {
+void Cluster::AwaitState(const std::string& job, const std::string& shown_state,
+                         absl::Duration limit) const {
   Await(absl::StrCat(job, " to be ", shown_state), limit,
         [&] { return Describe(job).value("shown_state", "") == shown_state; });
 }
 
 void Cluster::AwaitStep(const std::string& job, absl::Duration limit) const {
-  Await(absl::StrCat("a step of ", job), limit, [&] { return Describe(job).contains("last_report"); });
+  Await(absl::StrCat("a step of ", job), limit,
+        [&] { return Describe(job).contains("last_report"); });
 }
 
 std::string Cluster::Data() {
@@ -221,18 +229,22 @@ std::string Cluster::Data() {
   fs::create_directories(folder_ + "/text");
   for (int file = 0; file < 12; ++file) {
     std::ofstream out(absl::StrCat(folder_, "/text/", file, ".txt"));
-    for (int line = 0; line < 120; ++line) out << "line " << line << " of file " << file << ": a b c d e f g\n";
+    for (int line = 0; line < 120; ++line)
+      out << "line " << line << " of file " << file << ": a b c d e f g\n";
   }
-  const CommandResult result = RunCommand({BinDir() + "/upipe-data", "pack", folder_ + "/text", "--output", data});
+  const CommandResult result =
+      RunCommand({BinDir() + "/upipe-data", "pack", folder_ + "/text", "--output", data});
   EXPECT_EQ(result.exit_code, 0) << result.errors;
   return data;
 }
 
-std::string Cluster::JobFile(const std::string& name, int ranks, int steps, const std::string& extra) {
+std::string Cluster::JobFile(const std::string& name, int ranks, int steps,
+                             const std::string& extra) {
   const std::string path = absl::StrCat(folder_, "/", name, ".yaml");
   std::ofstream out(path);
   out << "name: " << name << "\n"
-      << "model: {vocab_size: 257, hidden_size: 32, num_layers: 2, num_heads: 8, num_kv_heads: 2, head_dim: 8, "
+      << "model: {vocab_size: 257, hidden_size: 32, num_layers: 2, num_heads: 8, num_kv_heads: 2, "
+         "head_dim: 8, "
          "intermediate_size: 48}\n"
       << "data: {path: " << Data() << "}\n"
       << "parallel: {ranks: " << ranks << ", method: upipe, heads_per_stage: " << ranks << "}\n"
@@ -248,7 +260,8 @@ std::vector<pid_t> TrainersOf(const std::string& job_id) {
     pid_t pid = 0;
     if (!absl::SimpleAtoi(entry.path().filename().string(), &pid)) continue;
     const std::string environment = ReadFile(entry.path() / "environ");
-    if (environment.find(absl::StrCat("UPIPE_JOB=", job_id)) != std::string::npos) pids.push_back(pid);
+    if (environment.find(absl::StrCat("UPIPE_JOB=", job_id)) != std::string::npos)
+      pids.push_back(pid);
   }
   return pids;
 }

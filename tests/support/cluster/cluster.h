@@ -1,5 +1,6 @@
-// A real coordinator and real workers as child processes on loopback, with the fast timing of docs (H = 0.2 s, K = 2 s, A = 3 s,
-// M = 1 s), and the `upipe` client run against them. For tests of the built binaries.
+// A real coordinator and real workers as child processes on loopback, with the fast timing of docs
+// (H = 0.2 s, K = 2 s, A = 3 s, M = 1 s), and the `upipe` client run against them. For tests of the
+// built binaries.
 #pragma once
 
 #include <sys/types.h>
@@ -20,7 +21,8 @@ struct CommandResult {
 };
 
 // Runs a program to its end. Kills it after `limit` (exit code 137).
-CommandResult RunCommand(const std::vector<std::string>& arguments, absl::Duration limit = absl::Seconds(60));
+CommandResult RunCommand(const std::vector<std::string>& arguments,
+                         absl::Duration limit = absl::Seconds(60));
 
 class Cluster {
  public:
@@ -29,17 +31,21 @@ class Cluster {
 
   // Each waits until the daemon is ready, or fails the test.
   void StartCoordinator(double autonomy_seconds = 3);
-  void StartWorker(const std::string& name, int slots, const std::string& memory_per_rank = "512MiB");
+  void StartWorker(const std::string& name, int slots,
+                   const std::string& memory_per_rank = "512MiB");
   void KillCoordinator();  // SIGKILL, reaped
   void KillWorker(const std::string& name);
 
   // `upipe --coordinator ADDRESS arguments...`
-  CommandResult Upipe(const std::vector<std::string>& arguments, absl::Duration limit = absl::Seconds(60)) const;
+  CommandResult Upipe(const std::vector<std::string>& arguments,
+                      absl::Duration limit = absl::Seconds(60)) const;
   nlohmann::json Describe(const std::string& job) const;
   nlohmann::json Nodes() const;
   // Polls until done() or fails the test naming `what`.
-  void Await(const std::string& what, absl::Duration limit, const std::function<bool()>& done) const;
-  void AwaitState(const std::string& job, const std::string& shown_state, absl::Duration limit) const;
+  void Await(const std::string& what, absl::Duration limit,
+             const std::function<bool()>& done) const;
+  void AwaitState(const std::string& job, const std::string& shown_state,
+                  absl::Duration limit) const;
   // Until the job has reported a step.
   void AwaitStep(const std::string& job, absl::Duration limit) const;
 

@@ -63,7 +63,8 @@ Sequence MakeSequence(int64_t context, int64_t padded_context, int64_t vocab_siz
 
 absl::Status RunRanks(const RankThreads& threads, const std::function<absl::Status(Rank)>& body) {
   const int ranks = threads.plan.spec().parallel().ranks();
-  const auto comms = comm::InprocGroup::Create(ranks, {.deadline = absl::Minutes(1), .observer = {}});
+  const auto comms =
+      comm::InprocGroup::Create(ranks, {.deadline = absl::Minutes(1), .observer = {}});
   std::vector<absl::Status> statuses(ranks);
   auto run = [&](int rank) -> absl::Status {
     kernels::DeviceOptions options;
@@ -95,19 +96,21 @@ absl::Status SetWeights(Rank rank, const Tensors& weights) {
   auto& parameters = rank.step.parameters();
   for (const auto& piece : parameters.pieces()) {
     const auto it = weights.find(piece.tensor->name);
-    if (it == weights.end() || static_cast<int64_t>(it->second.size()) != piece.tensor->num_elements) {
+    if (it == weights.end() ||
+        static_cast<int64_t>(it->second.size()) != piece.tensor->num_elements) {
       return absl::InvalidArgumentError(absl::StrCat("no weights for ", piece.tensor->name));
     }
-    rank.context.device().CopyFromHost(parameters.weights().At(piece.shard_begin),
-                                       it->second.data() + piece.tensor_begin,
-                                       piece.count * static_cast<int64_t>(sizeof(float)), rank.context.stream());
+    rank.context.device().CopyFromHost(
+        parameters.weights().At(piece.shard_begin), it->second.data() + piece.tensor_begin,
+        piece.count * static_cast<int64_t>(sizeof(float)), rank.context.stream());
   }
   return rank.context.stream().Synchronize();
 }
 
 absl::Status Collector::Add(Rank rank, const kernels::TensorView& shard, double scale) {
   std::vector<float> host(shard.shape[0]);
-  rank.context.device().CopyToHost(host.data(), shard.data, shard.num_bytes(), rank.context.stream());
+  rank.context.device().CopyToHost(host.data(), shard.data, shard.num_bytes(),
+                                   rank.context.stream());
   UPIPE_RETURN_IF_ERROR(rank.context.stream().Synchronize());
   const std::lock_guard lock(mutex_);
   for (const auto& piece : rank.step.parameters().pieces()) {

@@ -1,5 +1,6 @@
-// Runs a training step's ranks as threads in a test: real devices, the inproc communicator (or others the caller brings),
-// and a way to set weights and collect gradients by Hugging Face name, whatever the sharding.
+// Runs a training step's ranks as threads in a test: real devices, the inproc communicator (or
+// others the caller brings), and a way to set weights and collect gradients by Hugging Face name,
+// whatever the sharding.
 #pragma once
 
 #include <functional>
@@ -32,7 +33,8 @@ v1::JobSpec MakeSpec(const SmallJob& job);
 // The plan of a spec without data.
 absl::StatusOr<v1::RunPlan> MakePlan(const v1::JobSpec& spec);
 
-// Reproducible tokens and next-token labels of a whole padded sequence; labels past the context are -1.
+// Reproducible tokens and next-token labels of a whole padded sequence; labels past the context are
+// -1.
 struct Sequence {
   std::vector<int32_t> tokens, labels;
   train::HostTokens Slice(const parallel::TokenMap& map, int rank) const;
@@ -51,14 +53,17 @@ struct RankThreads {
   std::function<void(int rank, kernels::DeviceOptions&)> adjust = {};
 };
 
-// Creates one TrainStep per rank on its own thread and calls body on each; the first failing rank's status.
+// Creates one TrainStep per rank on its own thread and calls body on each; the first failing rank's
+// status.
 absl::Status RunRanks(const RankThreads& threads, const std::function<absl::Status(Rank)>& body);
 
-// Overwrites this rank's shard with slices of full tensors (every tensor must be there), or collects from it.
+// Overwrites this rank's shard with slices of full tensors (every tensor must be there), or
+// collects from it.
 absl::Status SetWeights(Rank rank, const Tensors& weights);
 class Collector {
  public:
-  // Adds this rank's pieces of a shard (weights(), gradients(), ..), each element times `scale`. Thread-safe.
+  // Adds this rank's pieces of a shard (weights(), gradients(), ..), each element times `scale`.
+  // Thread-safe.
   absl::Status Add(Rank rank, const kernels::TensorView& shard, double scale = 1);
   const Tensors& tensors() const { return tensors_; }
 
