@@ -32,6 +32,9 @@ bool Outage::PauseBeforeRetry(const absl::Status& status) {
 }
 
 absl::StatusOr<std::string> ResolveJob(Console& console, const std::string& text) {
+  if (text.empty()) {
+    return absl::InvalidArgumentError("the job's id is empty; `upipe list` shows all");
+  }
   const absl::StatusOr<v1::Job> exact = console.coordinator.GetJob(text);
   if (exact.ok()) return exact->id();
   if (!absl::IsNotFound(exact.status())) return exact.status();

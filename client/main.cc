@@ -165,10 +165,10 @@ class CommandLine {
   void AddLogs() {
     CLI::App* logs = app_.add_subcommand("logs", "What one rank wrote");
     AddJob(logs);
-    logs->add_option("--rank", logs_.rank, "Rank, from 0 (default 0)")
-        ->check(CLI::NonNegativeNumber);
+    logs->add_option("--rank", logs_.rank, "Rank, from 0 (default 0)")->check(CLI::Range(0, 1023));
     logs->add_flag("-f,--follow", logs_.follow, "Go on until the rank is gone");
-    logs->add_option("--tail", logs_.tail, "Only the last N lines")->check(CLI::NonNegativeNumber);
+    logs->add_option("--tail", logs_.tail, "Only the last N lines")
+        ->check(CLI::Range(0, 1'000'000'000));
     logs->footer("Example: upipe logs demo-x3 --rank 1 --tail 20 -f");
     OnCall(logs, [this](Console& console) {
       logs_.job = job_;

@@ -154,6 +154,10 @@ absl::Status Serve(Flags flags) {
                          SqliteStore::Open(flags.state_dir + "/coordinator.sqlite"));
   UPIPE_RETURN_IF_ERROR(PreparePlanDir(flags.state_dir + "/plan"));
   Ballast ballast(flags.state_dir, kBallastBytes);
+  // On a full disk this makes room for the start itself; submits are judged later.
+  if (const absl::Status room = ballast.Check(); !room.ok()) {
+    UPIPE_LOG(WARNING) << room.message();
+  }
   UPIPE_ASSIGN_OR_RETURN(std::unique_ptr<Metrics> metrics, Metrics::Serve(flags.metrics_listen));
   LogRelay logs;
   Loop::Options options;

@@ -147,6 +147,10 @@ class GrpcCoordinatorClient : public CoordinatorClient {
       return absl::DeadlineExceededError(
           absl::StrCat("the coordinator at ", address_, " did not answer in time"));
     }
+    if (status.error_message().empty()) {  // gRPC itself refused the message
+      return absl::Status(code, absl::StrCat("the coordinator at ", address_, " answered ",
+                                             absl::StatusCodeToString(code), " and no reason"));
+    }
     return absl::Status(code, absl::StrCat(status.error_message(), Violations(status)));
   }
 

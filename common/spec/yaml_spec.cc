@@ -21,6 +21,7 @@
 #include "common/spec/scalar_field.h"
 #include "common/spec/yaml_tree.h"
 #include "common/status.h"
+#include "common/utf8.h"
 
 namespace upipe {
 namespace {
@@ -84,6 +85,11 @@ class SpecReader {
 
   void ReadOverride(absl::string_view text) {
     const std::pair<std::string, std::string> parts = absl::StrSplit(text, absl::MaxSplits('=', 1));
+    const std::string clean = ToUtf8(text, text.size());
+    if (clean != text) {
+      Fail("--set", "", absl::StrCat("'", clean, "' has bytes that are not part of UTF-8 text"));
+      return;
+    }
     if (!absl::StrContains(text, '=')) {
       Fail("--set", "",
            absl::StrCat("'", text.substr(0, 80), "' has no '='; write path=value, e.g. ",

@@ -13,28 +13,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "common/utf8.h"
 
 namespace upipe {
 namespace {
 
 int LineOf(const YAML::Mark& mark) { return mark.line + 1; }
-
-// Bytes of the well-formed UTF-8 character at the start of `text`; 0 when it is none (overlong,
-// surrogate, cut off).
-size_t Utf8Length(absl::string_view text) {
-  const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[i]); };
-  const uint8_t first = byte(0);
-  if (first < 0x80) return 1;
-  const size_t length = first >= 0xf0 ? 4 : first >= 0xe0 ? 3 : 2;
-  if (first < 0xc2 || first > 0xf4 || text.size() < length) return 0;
-  uint32_t code = first & (0x7f >> length);
-  for (size_t i = 1; i < length; ++i) {
-    if ((byte(i) & 0xc0) != 0x80) return 0;
-    code = code << 6 | (byte(i) & 0x3f);
-  }
-  const bool overlong = (length == 3 && code < 0x800) || (length == 4 && code < 0x10000);
-  return overlong || code > 0x10ffff || (code >= 0xd800 && code < 0xe000) ? 0 : length;
-}
 
 // The first byte sequence of `text` that no job file needs; nothing when it is clean.
 std::vector<YamlError> CheckCharacters(absl::string_view text) {

@@ -6,6 +6,7 @@
 #include "absl/strings/str_join.h"
 #include "common/check.h"
 #include "common/units.h"
+#include "common/utf8.h"
 #include "coordinator/core/turn.h"
 
 namespace upipe::coordinator {
@@ -27,9 +28,9 @@ v1::Cause MakeCause(v1::CauseKind kind, std::string message) {
 v1::Cause Bounded(v1::Cause cause) {
   auto& tail = *cause.mutable_log_tail();
   if (tail.size() > kMaxLogTailLines) tail.DeleteSubrange(0, tail.size() - kMaxLogTailLines);
-  for (std::string& line : tail) line.resize(std::min(line.size(), kMaxLogLineBytes));
-  cause.mutable_message()->resize(std::min(cause.message().size(), 4 * kMaxLogLineBytes));
-  cause.mutable_evidence()->resize(std::min(cause.evidence().size(), 4 * kMaxLogLineBytes));
+  for (std::string& line : tail) line = ToUtf8(line, kMaxLogLineBytes);
+  cause.set_message(ToUtf8(cause.message(), 4 * kMaxLogLineBytes));
+  cause.set_evidence(ToUtf8(cause.evidence(), 4 * kMaxLogLineBytes));
   return cause;
 }
 

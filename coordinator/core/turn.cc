@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
+#include "common/utf8.h"
 #include "coordinator/core/step.h"
 #include "coordinator/core/view.h"
 
@@ -104,7 +105,7 @@ void Turn::AddEvent(Job& job, absl::string_view kind, absl::string_view message)
   event.set_unix_millis(now_.unix_millis);
   event.set_generation(job.record.generation());
   event.set_kind(std::string(kind));
-  event.set_message(std::string(message.substr(0, kMaxEventBytes)));
+  event.set_message(ToUtf8(message, kMaxEventBytes));
   Note(absl::StrCat("job ", job.record.id(), " ", kind, ": ", event.message()));
   Dirty(job);
 }

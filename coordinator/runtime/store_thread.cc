@@ -2,7 +2,7 @@
 
 #include <iterator>
 
-#include "absl/time/clock.h"
+#include "absl/time/time.h"
 
 namespace upipe::coordinator {
 namespace {
@@ -40,7 +40,6 @@ void StoreThread::CheckBallast() {
 }
 
 void StoreThread::Run() {
-  absl::Time ballast_due = absl::Now() + kBallastPeriod;
   while (true) {
     std::optional<Step> step = queue_.PopFor(kBallastPeriod);
     if (!step && queue_.closed()) return;
@@ -53,15 +52,12 @@ void StoreThread::Run() {
       if (group.size() >= kMaxGroupBatches) break;
       step = queue_.PopFor(absl::ZeroDuration());
     }
-    if (last != 0) {
-      const absl::StatusOr<int64_t> revision = store_.Commit(group);
-      if (!revision.ok()) return hooks_.failed(revision.status());
-      committed_ = last;
-      hooks_.committed();
-    }
-    if (absl::Now() < ballast_due) continue;
-    CheckBallast();
-    ballast_due = absl::Now() + kBallastPeriod;
+    CheckBallast();  // first: a full disk gives this commit the ballast's room
+    if (last == 0) continue;
+    const absl::StatusOr<int64_t> revision = store_.Commit(group);
+    if (!revision.ok()) return hooks_.failed(revision.status());
+    committed_ = last;
+    hooks_.committed();
   }
 }
 

@@ -1,6 +1,7 @@
 #include "coordinator/store/ballast.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -14,7 +15,10 @@
 namespace upipe::coordinator {
 
 Ballast::Ballast(std::string dir, int64_t bytes)
-    : dir_(std::move(dir)), path_(dir_ + "/ballast"), bytes_(bytes) {}
+    : dir_(std::move(dir)), path_(dir_ + "/ballast"), bytes_(bytes) {
+  struct stat file;
+  held_ = stat(path_.c_str(), &file) == 0 && file.st_size >= bytes_;
+}
 
 absl::Status Ballast::Allocate() {
   const int fd = open(path_.c_str(), O_CREAT | O_WRONLY | O_CLOEXEC, 0600);

@@ -12,13 +12,14 @@ namespace upipe::coordinator {
 // Used by one thread.
 class Ballast {
  public:
-  // `dir` exists. Nothing is written until Check.
+  // `dir` exists; a ballast that an earlier process left there is taken over. Nothing is written
+  // until Check.
   Ballast(std::string dir, int64_t bytes);
 
   // Looks at the disk. OK: the ballast is whole and as much again is free. ResourceExhausted, with
   // the numbers: it is not; when free space is under a quarter of the ballast the file has been
-  // given back, and it is made again once the space is there. Called after commits and once at
-  // start.
+  // given back, and it is made again once the space is there. Called before the
+  // first write and before each commit.
   absl::Status Check();
 
  private:

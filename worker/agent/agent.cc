@@ -153,6 +153,9 @@ void Decision::On(const SessionClosed& event) {
   if (event.session != s_.session || s_.phase == SessionPhase::kClosed) return;
   if (s_.phase == SessionPhase::kOpen) {
     Tell(absl::StrCat("the session to the coordinator closed: ", event.reason));
+  } else if (s_.told_refusal != event.reason) {
+    s_.told_refusal = event.reason;
+    Tell(absl::StrCat("no session with the coordinator: ", event.reason, "; trying again"));
   }
   LoseSession(s_, now_);
 }
@@ -451,8 +454,7 @@ void Decision::On(const ProcessExited& event) {
   }
   if (exit.exit_code.has_value()) rank.report.set_exit_code(*exit.exit_code);
   if (exit.signal.has_value()) rank.report.set_signal(*exit.signal);
-  rank.report.set_signal_sent_by_worker((rank.kill_sent && exit.signal == SIGKILL) ||
-                                        (rank.terminate_sent && exit.signal == SIGTERM));
+  rank.report.set_signal_sent_by_worker(SignalSentByWorker(rank, exit));
   rank.grace_until.reset();
   rank.detached_until.reset();
   if (!rank.gone_until.has_value() && !rank.report.quarantined())

@@ -162,6 +162,7 @@ struct State {
   std::map<uint64_t, std::pair<RankKey, uint64_t>> reports;  // sequence -> rank, version
   BootTime greeted_at, heard_at, next_heartbeat, reconnect_at;
   absl::Duration backoff;
+  std::string told_refusal;  // why there is no session, as last told
 
   std::optional<BootTime> last_acknowledged;  // send time of the last acknowledged heartbeat
   bool autonomous = false;                    // the deadline passed: own ranks were killed

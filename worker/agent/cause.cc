@@ -18,6 +18,9 @@ void DescribeSignal(const ProcessExit& exit, v1::Cause& cause, std::string& evid
   cause.set_kind(v1::CAUSE_KIND_SIGNAL);
   cause.set_message(
       absl::StrCat("ended by ", SignalName(signal), ", which the worker did not send"));
+  if (signal == SIGBUS) {
+    evidence = "SIGBUS: a file it had mapped, such as a token shard, was cut short or is unreadable";
+  }
   if (signal != SIGKILL) return;
   if (!exit.oom_evidence.empty()) {
     cause.set_kind(v1::CAUSE_KIND_OUT_OF_MEMORY);
@@ -52,6 +55,11 @@ bool EndedWell(const Rank& rank, const ProcessExit& exit) {
   return exit.exit_code == 0 && rank.finished.has_value() && rank.finished->code() == 0;
 }
 
+bool SignalSentByWorker(const Rank& rank, const ProcessExit& exit) {
+  return (rank.kill_sent && !exit.died_before_kill && exit.signal == SIGKILL) ||
+         (rank.terminate_sent && exit.signal == SIGTERM);
+}
+
 std::string DescribeCulprit(const std::vector<RankPosition>& positions) {
   if (positions.empty()) return "";
   const auto [low, high] = std::minmax_element(
@@ -74,9 +82,7 @@ v1::Cause CauseOfExit(const Rank& rank, const ProcessExit& exit,
                       const std::vector<RankPosition>& positions) {
   v1::Cause cause;
   std::string evidence;
-  const bool own_signal =
-      (rank.kill_sent && exit.signal == SIGKILL) || (rank.terminate_sent && exit.signal == SIGTERM);
-  if (exit.signal.has_value() && !own_signal) {
+  if (exit.signal.has_value() && !SignalSentByWorker(rank, exit)) {
     DescribeSignal(exit, cause, evidence);
   } else if (rank.kill_sent || rank.terminate_sent) {
     cause = rank.kill_cause;

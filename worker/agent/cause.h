@@ -12,6 +12,9 @@ namespace upipe::worker {
 // True when the trainer reported its end and left with exit code 0.
 bool EndedWell(const Rank& rank, const ProcessExit& exit);
 
+// Whether the worker itself ended the process; false for one that another's signal ended first.
+bool SignalSentByWorker(const Rank& rank, const ProcessExit& exit);
+
 // The cause of a rank that did not end well. Evidence names where all local ranks were; the rank
 // with the lowest collective number is the culprit, equal numbers mean the communicator.
 v1::Cause CauseOfExit(const Rank& rank, const ProcessExit& exit,

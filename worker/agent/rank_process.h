@@ -28,6 +28,7 @@ struct ProcessExit {
   std::optional<int> exit_code;
   std::optional<int> signal;
   std::string oom_evidence;         // non-empty: a counter of OOM kills grew while it ran
+  bool died_before_kill = false;    // it was ending before the launcher was told to kill it
   bool oom_counters_known = false;  // false: no counter was readable, so a stray SIGKILL may be one
   std::vector<std::string> log_tail;
 };

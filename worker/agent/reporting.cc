@@ -87,6 +87,7 @@ void AcceptHelloAck(State& state, const v1::HelloAck& ack, BootTime now, Actions
   if (state.phase != SessionPhase::kGreeting) return;
   state.phase = SessionPhase::kOpen;
   state.backoff = absl::ZeroDuration();
+  state.told_refusal.clear();
   state.last_acknowledged = state.greeted_at;
   state.autonomous = false;
   state.next_heartbeat = now + state.timing.heartbeat;

@@ -23,7 +23,7 @@ absl::Status WriteAll(int fd, const std::string& text) {
   while (done < text.size()) {
     const ssize_t written = write(fd, text.data() + done, text.size() - done);
     if (written < 0 && errno == EINTR) continue;
-    if (written < 0) return absl::ErrnoToStatus(errno, "cannot write the journal");
+    if (written < 0) return absl::ErrnoToStatus(errno, "write failed");
     done += static_cast<size_t>(written);
   }
   return absl::OkStatus();
@@ -147,6 +147,7 @@ absl::Status Journal::Compact() {
     return status;
   }
   close(std::exchange(fd_, fd));
+  whole_bytes_ = static_cast<int64_t>(text.size());
   entries_.clear();
   return SyncFolder(path_.substr(0, path_.rfind('/')));
 }
@@ -155,12 +156,15 @@ absl::Status Journal::Append(const std::string& line, bool sync) {
   if (failed_)
     return absl::DataLossError(
         absl::StrCat("an earlier write to ", path_, " failed; restart the worker"));
-  absl::Status status = WriteAll(fd_, line + "\n");
-  if (status.ok() && sync && fdatasync(fd_) != 0) {
-    status = absl::ErrnoToStatus(errno, absl::StrCat("cannot sync ", path_));
+  if (absl::Status status = WriteAll(fd_, line + "\n"); !status.ok()) {
+    failed_ = ftruncate(fd_, whole_bytes_) != 0;
+    return absl::Status(status.code(), absl::StrCat("cannot write ", path_, ": ", status.message(),
+                                                    "; make room on its disk"));
   }
-  failed_ = !status.ok();
-  return status;
+  whole_bytes_ += static_cast<int64_t>(line.size()) + 1;
+  if (!sync || fdatasync(fd_) == 0) return absl::OkStatus();
+  failed_ = true;
+  return absl::ErrnoToStatus(errno, absl::StrCat("cannot sync ", path_));
 }
 
 absl::Status Journal::AppendStart(const JournalEntry& entry) {

@@ -1,6 +1,6 @@
 // The worker's memory across its own death: which ranks it may have forked. Appended and fsynced
-// before a fork and before a rank is reported gone. A new worker kills everything in it before it
-// says hello.
+// before a fork. A new worker kills everything in it before it says hello; an end that could not be
+// recorded costs it one look for processes that are gone.
 #pragma once
 
 #include <map>
@@ -21,8 +21,8 @@ struct JournalEntry {
   int pid = 0;         // 0: not known to have been forked
 };
 
-// After a failed write or fsync every later append fails: what the disk holds is unknown. One
-// thread.
+// A line the disk does not take is cut off again, and the next append may succeed. After a failed
+// fsync every later append fails: what the disk holds is unknown. One thread.
 class Journal {
  public:
   // Locks `state_dir` against a second worker (FailedPrecondition), reads what is there and leaves
@@ -53,7 +53,7 @@ class Journal {
   std::string path_;
   int lock_fd_ = -1;
   int fd_ = -1;
-  int64_t whole_bytes_ = 0;  // length of the complete lines found
+  int64_t whole_bytes_ = 0;  // length of the complete lines
   bool failed_ = false;
   std::vector<JournalEntry> entries_;
   std::map<std::string, int64_t> generations_;

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <filesystem>
 #include <set>
@@ -45,9 +46,10 @@ struct PosixLauncher::Tree {
   int pidfd = -1;
   std::string cgroup;
   bool kill_requested = false;
+  bool died_before_kill = false;
   bool terminate_requested = false;
   // Launcher thread:
-  int pid = 0;
+  std::atomic<int> pid{0};
   bool reaped = false;
   std::set<int> pids;  // every process seen in it, whose shared memory it must not leave
   OomCounters oom_before;
@@ -150,8 +152,11 @@ void PosixLauncher::Terminate(const RankKey& key) {
 void PosixLauncher::Kill(const RankKey& key) {
   const std::shared_ptr<Tree> tree = Find(key);
   if (tree == nullptr) return;
+  const int pid = tree->pid;
+  const bool dying = pid != 0 && IsDying(pid);
   {
     std::lock_guard lock(mutex_);
+    tree->died_before_kill |= dying && !tree->kill_requested;
     tree->kill_requested = true;
   }
   Signal(*tree, SIGKILL);
@@ -331,6 +336,10 @@ void PosixLauncher::Reap(Tree& tree) {
     exit.signal = info.si_status;
   }
   const OomCounters after = ReadOomCounters(tree.cgroup);
+  {
+    std::lock_guard lock(mutex_);
+    exit.died_before_kill = !tree.kill_requested || tree.died_before_kill;
+  }
   exit.oom_evidence = OomEvidence(tree.oom_before, after);
   exit.oom_counters_known = after.memory_events >= 0 || after.v1_control >= 0 || after.machine >= 0;
   exit.log_tail = recorder_.FinishLog(tree.key, kDrainPatience);
@@ -383,11 +392,11 @@ bool PosixLauncher::TryProve(Tree& tree) {
     return other->key.nonce == tree.key.nonce && other->key.rank != tree.key.rank;
   });
   if (last && !RemoveSharedMemoryFiles(tree.key.nonce)) return false;
-  const absl::Status status = journal_.AppendGone(tree.key);
-  if (!status.ok()) {
+  // The proof holds without its record: a next worker looks for the rank again and finds nothing.
+  if (absl::Status status = journal_.AppendGone(tree.key); !status.ok()) {
     UPIPE_LOG(ERROR) << "proof not recorded: " << status.ToString();
   }
-  return status.ok();
+  return true;
 }
 
 }  // namespace upipe::worker

@@ -5,6 +5,8 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
+#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -61,6 +63,28 @@ bool IsZombie(int pid) {
   char state = 0;
   int parent = 0;
   return ReadStat(pid, state, parent) && (state == 'Z' || state == 'X');
+}
+
+bool IsDying(int pid) {
+  constexpr uint64_t kExiting = 4;  // PF_EXITING of the kernel
+  const std::string stat = ReadFile(absl::StrCat("/proc/", pid, "/stat"));
+  const size_t name_end = stat.rfind(')');
+  if (name_end == std::string::npos) return true;
+  const std::vector<std::string> fields = absl::StrSplit(stat.substr(name_end + 1), ' ');
+  uint64_t flags = 0;  // fields[1] is the state, field 3 of proc(5)
+  if (fields.size() > 7 && absl::SimpleAtoi(fields[7], &flags) && (flags & kExiting) != 0) {
+    return true;
+  }
+  if (IsZombie(pid)) return true;
+  for (absl::string_view line :
+       absl::StrSplit(ReadFile(absl::StrCat("/proc/", pid, "/status")), '\n')) {
+    uint64_t pending = 0;
+    if (!absl::ConsumePrefix(&line, "SigPnd:\t") && !absl::ConsumePrefix(&line, "ShdPnd:\t")) {
+      continue;
+    }
+    if (absl::SimpleHexAtoi(line, &pending) && (pending >> (SIGKILL - 1) & 1) != 0) return true;
+  }
+  return false;
 }
 
 std::vector<int> ProcessesOf(const RankKey& key) {

@@ -21,6 +21,10 @@ std::vector<int> ProcessesOf(const RankKey& key);
 std::vector<int> OwnChildren();
 bool IsZombie(int pid);
 
+// Whether `pid` can no longer go on: a zombie, on its way out, or with a SIGKILL that it has yet to
+// notice.
+bool IsDying(int pid);
+
 // System V segments created by one of `pids`: removed. False when one could not be.
 bool RemoveSystemVSegments(const std::set<int>& pids);
 

@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
+#include "common/utf8.h"
 
 namespace upipe::worker {
 namespace {
@@ -91,6 +92,7 @@ std::vector<std::string> RankLogWriter::Tail() const {
   std::vector<std::string> lines(tail_.begin(), tail_.end());
   if (!line_.empty()) lines.push_back(line_);
   if (lines.size() > kTailLines) lines.erase(lines.begin());
+  for (std::string& line : lines) line = ToUtf8(line, kLineCharacters);
   return lines;
 }
 

@@ -25,7 +25,7 @@ class RankLogWriter {
   // Best effort: what cannot be written is lost to the file, not to Tail.
   void Write(const char* data, size_t bytes);
   // The last lines, at most 20 of at most 512 characters.
-  std::vector<std::string> Tail() const;
+  std::vector<std::string> Tail() const;  // UTF-8, whatever was written
 
  private:
   void OpenSegment();

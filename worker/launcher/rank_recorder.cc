@@ -3,12 +3,13 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/eventfd.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <future>
 #include <utility>
 
@@ -22,6 +23,23 @@ namespace {
 constexpr size_t kWaitingLinesMax = 4096;
 constexpr size_t kDrainBytes = 256
                                << 10;  // per turn, so that one loud rank does not starve the others
+
+// All of `text` or, with errno, nothing.
+bool AppendWhole(const std::string& path, const std::string& text) {
+  const int fd = open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
+  if (fd < 0) return false;
+  struct stat before;
+  const bool known = fstat(fd, &before) == 0;
+  const ssize_t written = known ? write(fd, text.data(), text.size()) : -1;
+  const bool whole = written == static_cast<ssize_t>(text.size());
+  const int error = written < 0 ? errno : ENOSPC;
+  if (known && !whole && ftruncate(fd, before.st_size) != 0) {
+    UPIPE_LOG(WARNING) << path << " holds a torn line";
+  }
+  close(fd);
+  errno = error;
+  return whole;
+}
 
 }  // namespace
 
@@ -100,11 +118,12 @@ void RankRecorder::WriteLines() {
     lines.swap(lines_);
   }
   for (const Line& line : lines) {
-    std::ofstream file(line.path, std::ios::app);
-    file << line.text << "\n";
-    if (!file.flush()) {
-      UPIPE_LOG(WARNING) << "cannot append to " << line.path;
+    const bool written = AppendWhole(line.path, line.text + "\n");
+    if (!written && !losing_lines_) {
+      UPIPE_LOG(WARNING) << "cannot append to " << line.path << ": " << std::strerror(errno)
+                         << "; step records are lost until it can";
     }
+    losing_lines_ = !written;
   }
 }
 

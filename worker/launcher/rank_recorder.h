@@ -55,6 +55,7 @@ class RankRecorder {
   std::vector<Line> lines_;
   std::pair<std::string, size_t> prune_;  // root, how many to keep; empty root: nothing to do
   bool stopping_ = false;
+  bool losing_lines_ = false;  // recorder thread: the last line could not be written
   std::thread thread_;
 };
 

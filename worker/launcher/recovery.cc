@@ -2,6 +2,7 @@
 
 #include <signal.h>
 
+#include <set>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
@@ -14,6 +15,8 @@ namespace upipe::worker {
 
 absl::Status KillLeftovers(const JournalEntry& entry, absl::Duration bound) {
   const BootTime give_up = SystemClock().Now() + bound;
+  std::set<int> pids;  // whose shared memory goes
+  if (entry.pid != 0) pids.insert(entry.pid);
   for (;;) {
     std::vector<int> left = ProcessesOf(entry.key);
     if (!entry.cgroup.empty() && !RemoveEmptyCgroup(entry.cgroup)) {
@@ -23,6 +26,7 @@ absl::Status KillLeftovers(const JournalEntry& entry, absl::Duration bound) {
     } else if (left.empty()) {
       break;
     }
+    pids.insert(left.begin(), left.end());
     for (const int pid : left) kill(pid, SIGKILL);
     if (SystemClock().Now() >= give_up) {
       return absl::DeadlineExceededError(absl::StrCat(
@@ -32,7 +36,7 @@ absl::Status KillLeftovers(const JournalEntry& entry, absl::Duration bound) {
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
-  if (entry.pid != 0) RemoveSystemVSegments({entry.pid});
+  RemoveSystemVSegments(pids);
   RemoveSharedMemoryFiles(entry.key.nonce);
   return absl::OkStatus();
 }

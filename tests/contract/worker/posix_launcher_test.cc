@@ -76,6 +76,23 @@ TEST_P(PosixLauncherTest, TheTreeDiesWithItsFirstProcess) {
   EXPECT_THAT(record_.Wait<TreeExited>(key_)->exit.log_tail, ::testing::Contains("ready"));
 }
 
+// A peer's failure may have the worker kill a rank that another's SIGKILL ended a moment before.
+TEST_P(PosixLauncherTest, TheFirstToKillIsKnown) {
+  Create();
+  launcher_->Launch(FakeTrainerSpec(key_, "grandchild", dir_));
+  ASSERT_NE(WaitForOutput(dir_, 0, "ready"), "");
+  kill(record_.Wait<TreeStarted>(key_)->pid, SIGKILL);
+  launcher_->Kill(key_);
+  EXPECT_TRUE(record_.Wait<TreeExited>(key_)->exit.died_before_kill);
+
+  const RankKey second{key_.nonce, 1};
+  launcher_->Launch(FakeTrainerSpec(second, "grandchild", dir_));
+  ASSERT_NE(WaitForOutput(dir_, 1, "ready"), "");
+  launcher_->Kill(second);
+  EXPECT_FALSE(record_.Wait<TreeExited>(second)->exit.died_before_kill);
+  ASSERT_TRUE(record_.Wait<TreeGone>(second).has_value());
+}
+
 TEST_P(PosixLauncherTest, SharedMemoryIsRemoved) {
   Create();
   launcher_->Launch(FakeTrainerSpec(key_, "shared-memory", dir_));

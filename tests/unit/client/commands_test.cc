@@ -152,6 +152,14 @@ TEST_F(CommandsTest, JobsAreFoundByUniqueBeginning) {
   EXPECT_THAT(coordinator_.cancelled, SizeIs(2));
 }
 
+// `upipe cancel "$JOB"` with the variable unset.
+TEST_F(CommandsTest, AnEmptyIdIsNoBeginning) {
+  coordinator_.jobs = {JobIn(v1::JOB_STATE_RUNNING, "demo-aaaaaa")};
+  EXPECT_EQ(Cancel(console_, ""), kExitWrongRequest);
+  EXPECT_THAT(err_.str(), HasSubstr("the job's id is empty"));
+  EXPECT_THAT(coordinator_.cancelled, SizeIs(0));
+}
+
 TEST_F(CommandsTest, ListReadsEveryPage) {
   for (const char* id : {"a-aaaaaa", "b-bbbbbb", "c-cccccc", "d-dddddd", "e-eeeeee"}) {
     coordinator_.jobs.push_back(JobIn(v1::JOB_STATE_RUNNING, id));

@@ -14,6 +14,10 @@ TEST(BallastTest, TakesItsSpaceAndRefusesWhenThereIsLess) {
   Ballast small(folder, 1 << 20);
   EXPECT_TRUE(small.Check().ok());
   EXPECT_EQ(std::filesystem::file_size(folder + "/ballast"), 1 << 20);
+  // The next coordinator takes it over: what is kept already need not be free once more.
+  Ballast next(folder, 1 << 20);
+  EXPECT_TRUE(next.Check().ok());
+  EXPECT_EQ(std::filesystem::file_size(folder + "/ballast"), 1 << 20);
   Ballast huge(folder, int64_t{1} << 60);
   const absl::Status status = huge.Check();
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);

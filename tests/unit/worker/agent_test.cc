@@ -133,6 +133,20 @@ TEST(Agent, HelloIsTheFirstMessageOfASession) {
   EXPECT_EQ(hello[0].hello().epoch(), 1);
 }
 
+TEST(Agent, ARefusedHelloIsToldOncePerReason) {
+  Agent agent;
+  agent.Do(SessionClosed{agent.state.session, "cut"});
+  std::vector<std::string> told;
+  for (const char* reason : {"name taken", "name taken", "unreachable", "name taken"}) {
+    agent.After(absl::Seconds(1));
+    ASSERT_THAT(agent.All<OpenSession>(), ::testing::SizeIs(1));
+    agent.Do(SessionClosed{agent.state.session, reason});
+    for (const NodeEvent& event : agent.All<NodeEvent>()) told.push_back(event.text);
+  }
+  EXPECT_THAT(told, ElementsAre(HasSubstr("name taken"), HasSubstr("unreachable"),
+                                HasSubstr("name taken")));
+}
+
 TEST(Agent, AStartLaunchesOnceAndTheSameStartIsReported) {
   Agent agent;
   agent.Start(1, "a", 0, 2);
@@ -283,6 +297,22 @@ TEST(Agent, AnExitOfZeroIsASuccessOnlyAfterFinished) {
   EXPECT_FALSE(agent.Reported(0).has_cause());
   agent.Do(ProcessExited{{"a", 1}, {.exit_code = 0}, {}});
   EXPECT_THAT(agent.Reported(1).cause().message(), HasSubstr("before it reported its end"));
+}
+
+TEST(Agent, AKillThatCameTooLateIsNotTheCause) {
+  for (const bool died_before : {false, true}) {
+    Agent agent;
+    agent.StartRunning(1, "a", 0, 0);
+    agent.Start(2, "b", 0, 0);
+    ASSERT_THAT(agent.Killed(), ElementsAre(0));
+    ProcessExit exit{.signal = SIGKILL};
+    exit.died_before_kill = died_before;
+    exit.oom_counters_known = true;
+    agent.Do(ProcessExited{{"a", 0}, exit, {}});
+    EXPECT_EQ(agent.Reported(0).signal_sent_by_worker(), !died_before);
+    EXPECT_EQ(agent.Reported(0).cause().kind(),
+              died_before ? v1::CAUSE_KIND_SIGNAL : v1::CAUSE_KIND_PREEMPTION);
+  }
 }
 
 TEST(Agent, CausesFollowTheEvidence) {

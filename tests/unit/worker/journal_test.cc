@@ -1,5 +1,8 @@
 #include "worker/launcher/journal.h"
 
+#include <sys/resource.h>
+
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 
@@ -75,6 +78,32 @@ TEST_F(JournalTest, ATornLastLineIsDroppedAndNothingIsGluedToIt) {
 TEST_F(JournalTest, GarbageIsDataLoss) {
   AppendRaw("start job one n1 0 -\n");
   EXPECT_EQ(Journal::Open(dir_).status().code(), absl::StatusCode::kDataLoss);
+}
+
+// A file size limit stands for the full disk: the write is cut short, then refused.
+TEST_F(JournalTest, ALineTheDiskDoesNotTakeLeavesNoTraceAndLaterOnesFit) {
+  signal(SIGXFSZ, SIG_IGN);
+  rlimit before;
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  {
+    absl::StatusOr<Journal> journal = Journal::Open(dir_);
+    ASSERT_TRUE(journal.ok());
+    ASSERT_TRUE(journal->AppendStart({{"n1", 0}, "job", 1, ""}).ok());
+    const auto bytes = std::filesystem::file_size(dir_ + "/journal");
+    const rlimit full{bytes + 5, before.rlim_max};
+    ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &full), 0);
+    const absl::Status refused = journal->AppendStart({{"n2", 0}, "job2", 1, ""});
+    ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+    EXPECT_FALSE(refused.ok());
+    EXPECT_NE(refused.message().find("make room"), std::string::npos) << refused;
+    EXPECT_EQ(std::filesystem::file_size(dir_ + "/journal"), bytes);
+    EXPECT_TRUE(journal->AppendGone({"n1", 0}).ok());
+    EXPECT_TRUE(journal->AppendStart({{"n3", 0}, "job3", 1, ""}).ok());
+  }
+  absl::StatusOr<Journal> journal = Journal::Open(dir_);
+  ASSERT_TRUE(journal.ok()) << journal.status();
+  ASSERT_EQ(journal->entries().size(), 1u);
+  EXPECT_EQ(journal->entries()[0].key, (RankKey{"n3", 0}));
 }
 
 TEST_F(JournalTest, ASecondWorkerIsRefused) {

@@ -60,5 +60,14 @@ TEST_F(RankLogTest, TheTailIsBounded) {
   EXPECT_EQ(tail.back().size(), 512u);
 }
 
+TEST_F(RankLogTest, TheTailIsTextWhateverTheRankWrote) {
+  RankLogWriter writer(dir_, 1 << 20);
+  Write(writer, "\xff\xfe raw\n");
+  std::string euros;
+  for (int i = 0; i < 200; ++i) euros += "\xe2\x82\xac";  // 600 bytes: the cut falls into one
+  Write(writer, euros + "\n");
+  EXPECT_THAT(writer.Tail(), ElementsAre("?? raw", euros.substr(0, 510) + "??"));
+}
+
 }  // namespace
 }  // namespace upipe::worker
