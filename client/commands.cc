@@ -19,7 +19,8 @@ absl::Time Now(const Console& console) { return absl::FromUnixMillis(console.clo
 
 int Report(Console& console, const absl::Status& status) {
   console.err << "upipe: " << status.message() << "\n";
-  return absl::IsInvalidArgument(status) ? kExitWrongRequest : kExitFailed;
+  const bool wrong = absl::IsInvalidArgument(status) || absl::IsNotFound(status);
+  return wrong ? kExitWrongRequest : kExitFailed;
 }
 
 // The exit code of a job that has ended, told on `err` unless it succeeded.

@@ -84,7 +84,8 @@ class LogReader {
 int Logs(Console& console, const LogsOptions& options) {
   const auto fail = [&](const absl::Status& status) {
     console.err << "upipe: " << status.message() << "\n";
-    return absl::IsInvalidArgument(status) ? kExitWrongRequest : kExitFailed;
+    const bool wrong = absl::IsInvalidArgument(status) || absl::IsNotFound(status);
+    return wrong ? kExitWrongRequest : kExitFailed;
   };
   const absl::StatusOr<std::string> id = ResolveJob(console, options.job);
   if (!id.ok()) return fail(id.status());

@@ -144,7 +144,8 @@ class CommandLine {
     submit->add_option("file", submit_.path, "Job file (YAML)")->required();
     submit
         ->add_option("--set", submit_.overrides,
-                     "path=value over the file, e.g. train.steps=100; repeatable")
+                     "path=value over the file, e.g. train.steps=100; repeatable; relative "
+                     "paths start at the current folder")
         ->allow_extra_args(false);
     submit
         ->add_option("--request-id", submit_.request_id,
@@ -226,7 +227,8 @@ class CommandLine {
     local->require_subcommand(1);
     local->fallthrough();
     local->add_option("--state-dir", environment_.state_dir,
-                      "Where the daemons keep their state and logs");
+                      "Where the daemons keep their state and logs (default: upipe/local below "
+                      "$XDG_STATE_HOME, or below ~/.local/state)");
     const auto on_local = [this](CLI::App* app, std::function<int(const LocalConsole&)> command) {
       app->callback([this, command = std::move(command)] {
         command_ = [this, command] {
@@ -275,7 +277,7 @@ class CommandLine {
   }
 
   Environment environment_;
-  CLI::App app_{"Trains Transformers on contexts of millions of tokens.", "upipe"};
+  CLI::App app_{"Trains Transformers on long contexts.", "upipe"};
   std::string coordinator_;
   std::string job_;
   bool json_ = false;

@@ -118,7 +118,7 @@ void AppendPlan(const v1::RunPlan& plan, std::string& out) {
       ", heads per rank and stage: ", plan.schedule().heads_per_rank(), "\n  ",
       FormatCount(plan.num_parameters()), " parameters, ", FormatTokenCount(plan.padded_context()),
       " tokens per step, ", FormatCount(plan.tokens_per_rank()), " per rank, ",
-      absl::StrFormat("%.3g", plan.model_flops()), " FLOPs per step\n");
+      absl::StrFormat("%.4g", plan.model_flops() / 1e12), " TFLOP of model per step\n");
   if (!plan.attention_kernel().empty()) {
     absl::StrAppend(&out, "  attention kernel: ", plan.attention_kernel(), "\n");
   }

@@ -29,6 +29,16 @@ class BoundedQueue {
     return true;
   }
 
+  // Never blocks and takes the item even when full: for writers whose number of waiting items is
+  // bounded already, such as ends of what was let in by TryPush. False when closed.
+  bool PushOverCapacity(T item) {
+    std::lock_guard lock(mutex_);
+    if (closed_) return false;
+    items_.push_back(std::move(item));
+    not_empty_.notify_one();
+    return true;
+  }
+
   // Blocks while full. False when closed.
   bool Push(T item) {
     std::unique_lock lock(mutex_);

@@ -42,12 +42,14 @@ std::string DescribePosition(const PositionPage& page) {
 }
 
 absl::StatusOr<PositionMapping> PositionMapping::Create() {
-  const int fd = memfd_create("upipe-position", MFD_CLOEXEC);
+  const int fd = memfd_create("upipe-position", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (fd < 0) return absl::ErrnoToStatus(errno, "cannot create a position page");
-  if (ftruncate(fd, sizeof(PositionPage)) != 0) {
+  // A trainer that could shrink it would end its worker by SIGBUS.
+  if (ftruncate(fd, sizeof(PositionPage)) != 0 ||
+      fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
     const int error = errno;
     close(fd);
-    return absl::ErrnoToStatus(error, "cannot size a position page");
+    return absl::ErrnoToStatus(error, "cannot size and seal a position page");
   }
   absl::StatusOr<void*> memory = MapPage(fd);
   if (!memory.ok()) {

@@ -1,7 +1,7 @@
 // Where a rank is, readable by its worker even when the rank is stopped or dead: one page of shared
 // memory the worker maps from a file descriptor the trainer inherits. Written by the trainer's
-// compute and communicator threads, never locked: each field is one relaxed atomic, `sequence`
-// grows with every change.
+// compute and communicator threads, and the deadline by the worker; never locked: each field is one
+// relaxed atomic, `sequence` grows with every change of the position.
 #pragma once
 
 #include <atomic>
@@ -35,6 +35,8 @@ struct PositionPage {
   std::atomic<int32_t> stage{-1};
   std::atomic<int64_t> collective{0};      // number of the last collective entered
   std::atomic<uint32_t> in_collective{0};  // 1 between entering and leaving it
+  // Written by the worker only: no step may start at or after this CLOCK_BOOTTIME, 0 = none yet.
+  std::atomic<int64_t> deadline_boot_nanos{0};
 };
 static_assert(std::atomic<int64_t>::is_always_lock_free);
 

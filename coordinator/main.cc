@@ -14,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/log.h"
+#include "common/loopback.h"
 #include "common/status.h"
 #include "common/units.h"
 #include "coordinator/rpc/server.h"
@@ -158,6 +159,11 @@ absl::Status Serve(Flags flags) {
   if (const absl::Status room = ballast.Check(); !room.ok()) {
     UPIPE_LOG(WARNING) << room.message();
   }
+  if (!flags.insecure_listen && !IsLoopback(flags.metrics_listen)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("metrics are plaintext and served on loopback only, not on ",
+                     flags.metrics_listen, "; use 127.0.0.1 or give --insecure-listen"));
+  }
   UPIPE_ASSIGN_OR_RETURN(std::unique_ptr<Metrics> metrics, Metrics::Serve(flags.metrics_listen));
   LogRelay logs;
   Loop::Options options;
@@ -186,6 +192,9 @@ absl::Status Serve(Flags flags) {
   loop->Stop();
   deciding.join();
   server->Shutdown(absl::Milliseconds(500));
+  // Its HTTP server needs up to two seconds to stop and has nothing to lose: it ends with the
+  // process.
+  (void)metrics.release();
   return status;
 }
 

@@ -17,7 +17,7 @@ absl::StatusOr<std::unique_ptr<OpTable>> CreateOpTable(const std::string& backen
   if (backend == "reference") return CreateReferenceOpTable();
   if (backend == "cuda") {
     return absl::FailedPreconditionError(
-        "backend cuda is not in this build; configure with -DUPIPE_WITH_CUDA=ON, or use cpu");
+        "this version has no CUDA backend; use cpu");
   }
   return absl::InvalidArgumentError(
       absl::StrCat("unknown backend \"", backend, "\"; there are cpu, reference and cuda"));

@@ -11,10 +11,11 @@
 #include "common/units.h"
 #include "engine/comm/dry/dry_communicator.h"
 #include "engine/data/sequence_source.h"
+#include "engine/parallel/plan_hash.h"
 #include "engine/train/rank_run.h"
 #include "engine/train/step.h"
+#include "kernels/cpu/isa.h"
 #include "kernels/device_factory.h"
-#include "xxhash.h"
 
 namespace upipe::planner {
 namespace {
@@ -124,6 +125,9 @@ absl::StatusOr<v1::RunPlan> MakeRunPlan(const v1::JobSpec& spec, const PlanLimit
   v1::RunPlan plan;
   *plan.mutable_spec() = WithDefaults(spec);
   const v1::JobSpec& full = plan.spec();
+  if (const std::string& cap = full.parallel().isa_cap(); !cap.empty()) {
+    UPIPE_RETURN_IF_ERROR(kernels::CheckIsaName(cap));
+  }
   if (limits.check_data) UPIPE_RETURN_IF_ERROR(CheckData(full));
   UPIPE_ASSIGN_OR_RETURN(*plan.mutable_schedule(), parallel::MakeHeadChunkSchedule(
                                                        {.num_heads = full.model().num_heads(),
@@ -150,8 +154,7 @@ absl::StatusOr<v1::RunPlan> MakeRunPlan(const v1::JobSpec& spec, const PlanLimit
           ? std::min(limits.memory_per_rank_bytes, full.train().memory_per_rank())
           : limits.memory_per_rank_bytes;
   UPIPE_RETURN_IF_ERROR(CheckFits(plan, available));
-  const std::string bytes = plan.SerializeAsString();
-  plan.set_plan_hash(XXH64(bytes.data(), bytes.size(), 0));
+  plan.set_plan_hash(parallel::HashOf(plan));
   return plan;
 }
 

@@ -40,6 +40,11 @@ class Reporter {
     if (!flags.metrics_file.empty()) metrics_.open(flags.metrics_file, std::ios::trunc);
   }
   bool ok() const { return !metrics_.fail(); }
+  // False when a record did not reach the file.
+  bool Flush() {
+    if (metrics_.is_open()) metrics_.flush();
+    return ok();
+  }
 
   void OnStep(int rank, const v1::StepReport& report) {
     const std::lock_guard lock(mutex_);
@@ -108,7 +113,10 @@ absl::Status Run(const Flags& flags) {
   if (!reporter.ok()) {
     return absl::PermissionDeniedError(absl::StrCat("cannot write ", flags.metrics_file));
   }
-  return RunRanks(plan, reporter);
+  UPIPE_RETURN_IF_ERROR(RunRanks(plan, reporter));
+  if (reporter.Flush()) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("trained, but ", flags.metrics_file, " lacks records: writing to it failed"));
 }
 
 int Main(int argc, char** argv) {

@@ -56,13 +56,14 @@ std::vector<std::string> TrainerEnvironment() {
   return kept;
 }
 
-// The best instruction set of this machine, by Highway's name.
+// The best instruction set of this machine, by the name kernels::CapIsa knows it.
 std::string BestIsa() {
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq")) {
     return "AVX3";
   }
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? "AVX2" : "SSE2";
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return "AVX2";
+  return __builtin_cpu_supports("sse4.1") ? "SSE4" : "SCALAR";
 }
 
 struct Flags {

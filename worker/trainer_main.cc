@@ -13,10 +13,12 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "common/clock.h"
 #include "common/log.h"
 #include "common/position_page.h"
 #include "common/status.h"
 #include "engine/comm/ucx/ucx_communicator.h"
+#include "engine/parallel/plan_hash.h"
 #include "engine/train/rank_run.h"
 #include "kernels/cpu/isa.h"
 #include "worker/rpc/trainer_link.h"
@@ -112,7 +114,7 @@ comm::UcxGroup GroupOf(const v1::Assignment& assignment, const v1::Peers& peers)
   group.rank = assignment.ref().rank();
   group.addresses.assign(peers.addresses().begin(), peers.addresses().end());
   group.node_ids.assign(assignment.node_ids().begin(), assignment.node_ids().end());
-  group.identity = {fence.job_id(), fence.generation(), assignment.plan().plan_hash(),
+  group.identity = {fence.job_id(), fence.generation(), parallel::HashOf(assignment.plan()),
                     fence.nonce()};
   return group;
 }
@@ -144,7 +146,7 @@ class Trainer {
     UPIPE_LOG(INFO) << "rank " << rank << " of " << plan.spec().parallel().ranks() << " on "
                     << device->name() << " " << kernels::DispatchedIsa() << ", process "
                     << getpid();
-    SendReady(ucx->address(), plan.plan_hash());
+    SendReady(ucx->address(), parallel::HashOf(plan));
     UPIPE_ASSIGN_OR_RETURN(const v1::Peers peers, orders_.AwaitPeers());
     absl::StatusOr<std::unique_ptr<comm::Communicator>> comm =
         ucx->Connect(GroupOf(assignment, peers), OptionsFor(plan, page_));
@@ -152,16 +154,24 @@ class Trainer {
       peer_failure_ = IsPeerFailure(comm.status());
       return comm.status();
     }
-    const train::RankRun run{
-        .plan = plan,
-        .rank = rank,
-        .comm = **comm,
-        .device = *device,
-        .position = &page_,
-        .on_step = [this](const v1::StepReport& report) { SendReport(report); },
-        .on_running = [this] { SendRunning(); },
-        .stop_requested = &stop_requested};
-    absl::Status status = train::TrainRank(run);
+    const train::RankRun run{.plan = plan,
+                             .rank = rank,
+                             .comm = **comm,
+                             .device = *device,
+                             .position = &page_,
+                             .on_step =
+                                 [this, &comm](const v1::StepReport& report) {
+                                   SendReport(report);
+                                   LeavePastDeadline(**comm);
+                                 },
+                             .on_running =
+                                 [this, &comm] {
+                                   SendRunning();
+                                   LeavePastDeadline(**comm);
+                                 },
+                             .stop_requested = &stop_requested};
+    const absl::Status status = train::TrainRank(run);
+    if (!past_deadline_.ok()) return past_deadline_;
     peer_failure_ = IsPeerFailure(status);
     return status;
   }
@@ -169,6 +179,20 @@ class Trainer {
   bool peer_failure() const { return peer_failure_; }
 
  private:
+  // At a step boundary. The worker kills us at the same deadline; this holds when it is stopped
+  // itself. The peers hear of it by the communicator's end.
+  void LeavePastDeadline(comm::Communicator& comm) {
+    const absl::Duration deadline =
+        absl::Nanoseconds(page_.deadline_boot_nanos.load(std::memory_order_relaxed));
+    const BootTime now = SystemClock().Now();
+    if (deadline == absl::ZeroDuration() || now.since_boot < deadline) return;
+    past_deadline_ = absl::AbortedError(
+        absl::StrCat("left at a step boundary: the worker's deadline for acting without its "
+                     "coordinator passed ",
+                     absl::FormatDuration(now.since_boot - deadline), " ago"));
+    stop_requested = true;
+    comm.Abort(past_deadline_);
+  }
   void SendReady(const std::string& address, uint64_t plan_hash) {
     v1::TrainerMessage message;
     message.mutable_ready()->set_address(address);
@@ -190,6 +214,7 @@ class Trainer {
   Orders& orders_;
   PositionPage& page_;
   bool peer_failure_ = false;
+  absl::Status past_deadline_;  // not OK: why we leave
 };
 
 int Main() {

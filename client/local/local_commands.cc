@@ -270,9 +270,9 @@ int LocalUp(const LocalConsole& console, const LocalUpOptions& options) {
     if (!removed.ok()) Fail(console, removed);
     return kExitFailed;
   }
-  console.out << "Up: coordinator at " << starter.cluster().address << ", " << options.workers
-              << " workers of " << options.ranks_per_worker
-              << " ranks.\nLogs: " << console.state_dir << "/logs   end with: upipe local down\n";
+  console.out << "Up: coordinator at " << starter.cluster().address
+              << ", workers: " << options.workers << ", slots of each: " << options.ranks_per_worker
+              << "\nLogs: " << console.state_dir << "/logs   end with: upipe local down\n";
   return kExitDone;
 }
 

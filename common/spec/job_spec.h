@@ -25,8 +25,7 @@ v1::JobSpec WithDefaults(const v1::JobSpec& spec);
 
 // Every violation of `spec`, in field order; empty when it can be planned. Takes specs with and
 // without defaults. A rule over several fields is looked at only when each of them is in range.
-// After success no product of sizes that the engine forms (elements, bytes or query/key pairs of
-// the whole context) exceeds 2^62.
+// The ranges keep every product of sizes that the engine forms below 2^62.
 std::vector<Violation> ValidateJobSpec(const v1::JobSpec& spec);
 
 // Legal but costly: heads that do not divide by ranks, idle ranks, padding. One sentence each, with

@@ -1,7 +1,7 @@
 // One YAML document as a plain tree with line numbers: what the field walk reads. Separate from it
 // because only this part touches yaml-cpp, and because everything about untrusted text is refused
 // here: bytes that are no UTF-8, tabs, control characters, aliases (with them bombs and cycles),
-// tags, further documents, nesting, oversize.
+// tags, further documents. Depth is bounded by yaml-cpp's own guard, size by the caller.
 #pragma once
 
 #include <string>

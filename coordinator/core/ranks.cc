@@ -42,9 +42,13 @@ v1::Cause CauseOf(const v1::RankReport& report, const v1::RankRecord& rank) {
 }
 
 // Whether a rank's own end explains more than the cause found so far (DESIGN section 7: the order
-// of causes).
-bool Explains(const v1::Cause& found, const v1::Cause& known) {
-  return found.kind() <= v1::CAUSE_KIND_EXIT_CODE && found.kind() < known.kind();
+// of causes). A worker that ended its ranks of its own accord explains that their peers lost them.
+bool Explains(const v1::RankReport& report, const v1::Cause& found, const v1::Cause& known) {
+  if (report.cause().kind() == v1::CAUSE_KIND_NODE_LOST) {
+    return known.kind() == v1::CAUSE_KIND_PEER_FAILURE;
+  }
+  return !report.signal_sent_by_worker() && found.kind() <= v1::CAUSE_KIND_EXIT_CODE &&
+         found.kind() < known.kind();
 }
 
 bool RendezvousComplete(const Attempt& attempt) {
@@ -199,7 +203,7 @@ void Turn::NoteExit(Job& job, const v1::RankReport& report) {
   if (job.record.state() == v1::JOB_STATE_STOPPING) {
     if (job.record.intent() != v1::STOP_INTENT_FAIL || !failed) return;
     const v1::Cause cause = CauseOf(report, rank);
-    if (report.signal_sent_by_worker() || !Explains(cause, job.record.cause())) return;
+    if (!Explains(report, cause, job.record.cause())) return;
     *job.record.mutable_cause() = cause;
     return AddEvent(job, "CAUSE", cause.message());
   }

@@ -65,13 +65,16 @@ bool Turn::TryPlace(Job& job, absl::string_view ahead) {
   const int64_t needed = PlannedBytesPerRank(*job.plan);
   int64_t known = 0;
   int64_t silent = 0;
+  int64_t lost = 0;
   std::vector<std::pair<Node*, std::vector<int>>> offers;
   int64_t free = 0;
   for (auto& [worker, node] : state_.nodes) {
     if (node.record.memory_per_rank_bytes() < needed) continue;
     known += node.record.num_slots();
-    if (StateOf(state_, node, now_.boot) != v1::NODE_STATE_READY) {
+    if (const auto node_state = StateOf(state_, node, now_.boot);
+        node_state != v1::NODE_STATE_READY) {
       silent += node.record.num_slots();
+      if (node_state == v1::NODE_STATE_LOST) lost += node.record.num_slots();
       continue;
     }
     auto& [where, slots] = offers.emplace_back(&node, std::vector<int>());
@@ -85,6 +88,12 @@ bool Turn::TryPlace(Job& job, absl::string_view ahead) {
     RefuseOverCapacity(job, known,
                        absl::StrCat("needs ", ranks, " slots of ", FormatBytes(needed), ", ", known,
                                     " of the ", NumKnownSlots(state_), " known ones offer that"));
+    return true;
+  }
+  if (known - lost < ranks) {
+    // It waits for a lost worker to come back: no reason for others to wait with it.
+    SetReason(job, absl::StrCat("needs ", ranks, " slots, ", free, " of ", known, " are free, ",
+                                lost, " belong to lost workers"));
     return true;
   }
   if (!ahead.empty() || free < ranks) {

@@ -1,12 +1,18 @@
 #include "coordinator/core/timing.h"
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
 namespace upipe::coordinator {
+namespace {
+
+constexpr absl::Duration kLongest = absl::Hours(30 * 24);
+
+}  // namespace
 
 absl::Status Timing::Validate() const {
   std::vector<std::string> wrong;
@@ -14,9 +20,14 @@ absl::Status Timing::Validate() const {
     wrong.push_back(
         absl::StrCat("heartbeat is ", absl::FormatDuration(heartbeat), ", must be 10 ms to 1 h"));
   }
-  if (kill_bound <= absl::ZeroDuration()) wrong.push_back("kill bound must be above 0");
-  if (margin <= absl::ZeroDuration()) wrong.push_back("margin must be above 0");
-  if (start_deadline <= absl::ZeroDuration()) wrong.push_back("start deadline must be above 0");
+  for (const auto& [name, value] : {std::pair("kill bound", kill_bound),
+                                    {"margin", margin},
+                                    {"start deadline", start_deadline},
+                                    {"autonomy", autonomy}}) {
+    if (value > absl::ZeroDuration() && value <= kLongest) continue;
+    wrong.push_back(absl::StrCat(name, " is ", absl::FormatDuration(value),
+                                 ", must be above 0 and at most ", absl::FormatDuration(kLongest)));
+  }
   if (autonomy <= SuspectAfter()) {
     wrong.push_back(absl::StrCat("autonomy is ", absl::FormatDuration(autonomy),
                                  ", must be more than three heartbeats (",

@@ -72,7 +72,7 @@ class WatchStream : public grpc::ServerWriteReactor<v1::WatchResponse>, public W
     Pump();
   }
   void OnDone() override {
-    loop_.Post(WatchEnded{self_});
+    loop_.PostEnd(WatchEnded{self_});
     self_.reset();
   }
 

@@ -3,9 +3,10 @@
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
 
-#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/loopback.h"
 #include "coordinator/rpc/services.h"
 
 namespace upipe::coordinator {
@@ -19,10 +20,6 @@ constexpr int kMinPeerPingMillis = 5 * 1000;
 
 // host of "host:port" or "[v6]:port".
 std::string HostOf(const std::string& listen) { return listen.substr(0, listen.rfind(':')); }
-
-bool IsLoopback(const std::string& host) {
-  return host == "localhost" || host == "[::1]" || absl::StartsWith(host, "127.");
-}
 
 }  // namespace
 
@@ -40,10 +37,16 @@ Server::~Server() { Shutdown(absl::ZeroDuration()); }
 absl::StatusOr<std::unique_ptr<Server>> Server::Listen(const Options& options, Loop& loop,
                                                        LogRelay& logs) {
   const std::string host = HostOf(options.listen);
-  if (!IsLoopback(host) && !options.insecure_listen) {
+  if (!IsLoopback(options.listen) && !options.insecure_listen) {
     return absl::FailedPreconditionError(
         absl::StrCat("plaintext is served on loopback only, not on ", options.listen,
                      "; listen on 127.0.0.1 or give --insecure-listen"));
+  }
+  int wanted = -1;  // gRPC would take 99999 for 34463
+  if (!absl::SimpleAtoi(options.listen.substr(options.listen.rfind(':') + 1), &wanted) ||
+      wanted < 0 || wanted > 65535) {
+    return absl::InvalidArgumentError(absl::StrCat("cannot listen on ", options.listen,
+                                                   ": host:port is needed, port 0 to 65535"));
   }
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();

@@ -62,7 +62,7 @@ class SessionStream : public grpc::ServerBidiReactor<v1::WorkerMessage, v1::Coor
     EndLocked(absl::CancelledError("the worker left"));
   }
   void OnDone() override {
-    loop_.Post(SessionEnded{id_});
+    loop_.PostEnd(SessionEnded{id_});
     self_.reset();
   }
 

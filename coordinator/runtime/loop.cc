@@ -96,12 +96,12 @@ void Loop::Run() {
     ReleaseCommitted();
   }
   while (std::optional<Request> request = requests_.Pop()) Refuse(std::move(*request));
-  planners_.reset();
   store_thread_.reset();  // commits what is decided; what waits for it may then leave
   while (!held_.empty()) {
     held_.front().second();
     held_.pop_front();
   }
+  planners_.reset();  // last: what was held may still start or kill a planner
   const absl::Status ending = absl::UnavailableError("the coordinator is shutting down");
   for (auto& [call, done] : calls_) done(ending);
   for (auto& [job, watcher] : watchers_) watcher->End(ending);
@@ -210,7 +210,10 @@ void Loop::Take(WatchCall call) {
 }
 
 void Loop::Take(WatchEnded call) {
-  std::erase_if(watchers_, [&](const auto& entry) { return entry.second == call.watcher; });
+  // Behind the WatchCall that may still wait for its commit.
+  AfterCommit([this, watcher = std::move(call.watcher)] {
+    std::erase_if(watchers_, [&](const auto& entry) { return entry.second == watcher; });
+  });
 }
 
 void Loop::Take(LogCall call) {

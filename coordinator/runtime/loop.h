@@ -37,6 +37,10 @@ class Loop {
   // the request's answer is then the caller's to give.
   bool Post(Request request) { return requests_.TryPush(std::move(request)); }
 
+  // Hands over the end of something the loop was told of. Thread-safe, never blocks, and is never
+  // lost to a full queue: ends are bounded by their beginnings.
+  void PostEnd(Request request) { requests_.PushOverCapacity(std::move(request)); }
+
   // Decides until Stop, then refuses what waits and closes every stream. Blocks: the caller is the
   // deciding thread.
   void Run();

@@ -5,6 +5,8 @@
 #include <prometheus/registry.h>
 
 #include <map>
+#include <string>
+#include <vector>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
@@ -52,7 +54,8 @@ Metrics::~Metrics() = default;
 absl::StatusOr<std::unique_ptr<Metrics>> Metrics::Serve(const std::string& listen) {
   std::unique_ptr<Metrics> metrics(new Metrics());
   try {
-    metrics->families_->exposer = std::make_unique<prometheus::Exposer>(listen, 1);
+    metrics->families_->exposer = std::make_unique<prometheus::Exposer>(std::vector<std::string>{
+        "listening_ports", listen, "num_threads", "4", "request_timeout_ms", "2000"});
     const std::vector<int> ports = metrics->families_->exposer->GetListeningPorts();
     const std::string host = listen.substr(0, listen.rfind(':'));
     metrics->address_ = absl::StrCat(host, ":", ports.empty() ? 0 : ports.front());

@@ -53,13 +53,13 @@ class HeadChunkAttention {
  public:
   HeadChunkAttention(const engine::RankContext& context, const AttentionLayerParams& params);
 
-  // x [N, d] is only read: the normalised input is rebuilt tile by tile. `step`, `pass`, `layer`
-  // label the position.
+  // Labels the position of a call.
   struct Where {
     int64_t step = 0;
     StepPass pass = StepPass::kForward;
     int layer = 0;
   };
+  // x [N, d] is only read: the normalised input is rebuilt tile by tile.
   absl::StatusOr<AttentionOutput> Forward(const kernels::TensorView& x,
                                           const AttentionWeights& weights, const Where& where);
 

@@ -33,8 +33,8 @@ struct MemoryStats {
 
 class Allocator;
 
-// A block of device memory; frees itself in host order, on the stream it was last used on.
-// Move-only.
+// A block of device memory; frees itself in host order, on the stream it was allocated for: work of
+// other streams on it must have been waited for by that stream. Move-only.
 class Buffer {
  public:
   Buffer() = default;
@@ -74,7 +74,8 @@ class Allocator {
 
   // A block for use on `stream`. A block freed on another stream is handed out only after an event
   // of that stream, on which `stream` is made to wait. bytes = 0 gives an empty, valid buffer.
-  // ResourceExhausted, naming tag, bytes asked and free, when the arena is full. Never blocks.
+  // ResourceExhausted, naming tag, bytes asked and free, when the arena is full. Blocks no longer
+  // than Stream::Wait may.
   absl::StatusOr<Buffer> Allocate(MemoryTag tag, int64_t bytes, Stream& stream);
 
   MemoryStats stats() const;

@@ -57,8 +57,8 @@ class Event {
 };
 
 // Owned by whoever called Device::CreateStream. Submit, Record and Wait are called by one host
-// thread at a time, return at once (Submit may wait while thousands of tasks are pending) and never
-// fail; failures of tasks surface on events.
+// thread at a time, return at once (Submit and Wait may block while thousands of tasks are pending)
+// and never fail; failures of tasks surface on events.
 class Stream {
  public:
   virtual ~Stream() = default;  // drains what was submitted

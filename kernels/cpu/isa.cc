@@ -16,6 +16,17 @@ std::string DispatchedIsa() {
 
 std::string MatmulCore() { return openblas_get_corename(); }
 
+absl::Status CheckIsaName(absl::string_view name) {
+  std::string known;
+  for (int64_t rest = HWY_TARGETS; rest != 0; rest &= rest - 1) {
+    const char* target = hwy::TargetName(rest & -rest);
+    if (name == target) return absl::OkStatus();
+    absl::StrAppend(&known, known.empty() ? "" : ", ", target);
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("unknown instruction set \"", name, "\"; known: ", known));
+}
+
 absl::Status CapIsa(absl::string_view name) {
   for (int64_t rest = HWY_TARGETS; rest != 0; rest &= rest - 1) {
     const int64_t target = rest & -rest;
@@ -28,12 +39,7 @@ absl::Status CapIsa(absl::string_view name) {
     hwy::DisableTargets(target - 1);
     return absl::OkStatus();
   }
-  std::string known;
-  for (int64_t rest = HWY_TARGETS; rest != 0; rest &= rest - 1) {
-    absl::StrAppend(&known, known.empty() ? "" : ", ", hwy::TargetName(rest & -rest));
-  }
-  return absl::InvalidArgumentError(
-      absl::StrCat("unknown instruction set \"", name, "\"; known: ", known));
+  return CheckIsaName(name);
 }
 
 }  // namespace upipe::kernels

@@ -1,5 +1,5 @@
 // Which instruction sets the CPU backend runs on. Results are bit-identical only between equal
-// answers, so a run plan records both names and caps the first.
+// answers; a job may cap the first (parallel.isa_cap).
 #pragma once
 
 #include <string>
@@ -9,11 +9,13 @@
 
 namespace upipe::kernels {
 
-// The Highway target of every op but Matmul: "AVX3", "AVX2", "SSE4" or "EMU128", best first.
+// The Highway target of every op but Matmul: "AVX3", "AVX2", "SSE4" or the baseline, best first.
 std::string DispatchedIsa();
 // The OpenBLAS core of Matmul ("SkylakeX", "Zen", ..); chosen when the library loads
 // (OPENBLAS_CORETYPE).
 std::string MatmulCore();
+// InvalidArgument naming the known ones unless `name` is an instruction set CapIsa knows. Pure.
+absl::Status CheckIsaName(absl::string_view name);
 // Runs on `name` and nothing better from now on, process-wide. Call before the first op, from one
 // thread. A cap can be lowered, not raised. InvalidArgument for an unknown name; FailedPrecondition
 // when this machine lacks it.

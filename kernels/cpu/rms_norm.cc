@@ -1,6 +1,5 @@
 // y = x * rstd * weight. The backward takes three passes: rstd of every row, dweight by columns
-// (each column sums over rows in one order, whatever the threads), then dx by rows, which may
-// overwrite dy.
+// (each column sums over rows in one order, whatever the threads), then dx by rows.
 #include <algorithm>
 #include <cmath>
 

@@ -28,7 +28,7 @@ absl::Status Backend::Run(const RmsNormFwdParams& p, Workspace, ExecContext&) {
 absl::Status Backend::Run(const RmsNormBwdParams& p, Workspace, ExecContext&) {
   const int64_t tokens = p.x.shape[0], d = p.x.shape[1];
   std::vector<double> dweight(d);
-  for (int64_t t = 0; t < tokens; ++t) {  // before dx, which may overwrite dy
+  for (int64_t t = 0; t < tokens; ++t) {
     const double rstd = InverseRms(p.x, t, p.eps);
     for (int64_t i = 0; i < d; ++i) dweight[i] += At(p.dy, t, i) * (At(p.x, t, i) * rstd);
   }

@@ -262,8 +262,10 @@ class Page {
     chart.series.push_back(ulysses_plan);
     std::vector<std::pair<std::string, std::string>> key;
     for (const BarSeries& series : chart.series) key.emplace_back(series.name, series.colour);
-    const double query = 1.0 - static_cast<double>(spec_.parallel().heads_per_stage()) /
-                                   static_cast<double>(spec_.model().num_heads());
+    const double query = spec_.parallel().method() == v1::METHOD_ULYSSES
+                             ? 0.0
+                             : 1.0 - static_cast<double>(spec_.parallel().heads_per_stage()) /
+                                         static_cast<double>(spec_.model().num_heads());
     return Card("Attention memory beside DeepSpeed-Ulysses",
                 absl::StrFormat("Each category's own peak on the fullest rank; \"together\" is the "
                                 "peak of their sum. Stage "

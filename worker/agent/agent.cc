@@ -428,7 +428,11 @@ void Decision::On(const ProcessLaunchFailed& event) {
   if (found == s_.ranks.end()) return;
   Rank& rank = found->second;
   Tell(absl::StrCat("cannot launch ", Name(rank), ": ", event.status.ToString()));
-  EndWithoutProcess(rank, v1::CAUSE_KIND_LAUNCH, std::string(event.status.message()));
+  if (rank.kill_sent) {  // killed before its fork: the kill is why, not the launch
+    EndWithoutProcess(rank, rank.kill_cause.kind(), rank.kill_cause.message());
+  } else {
+    EndWithoutProcess(rank, v1::CAUSE_KIND_LAUNCH, std::string(event.status.message()));
+  }
   out_.push_back(ReleaseRank{event.key, rank.report.slot()});
   KillSiblings(event.key, rank.report.cause());
 }

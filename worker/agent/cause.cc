@@ -19,7 +19,8 @@ void DescribeSignal(const ProcessExit& exit, v1::Cause& cause, std::string& evid
   cause.set_message(
       absl::StrCat("ended by ", SignalName(signal), ", which the worker did not send"));
   if (signal == SIGBUS) {
-    evidence = "SIGBUS: a file it had mapped, such as a token shard, was cut short or is unreadable";
+    evidence =
+        "SIGBUS: a file it had mapped, such as a token shard, was cut short or is unreadable";
   }
   if (signal != SIGKILL) return;
   if (!exit.oom_evidence.empty()) {

@@ -19,6 +19,7 @@ class FakeLauncher : public ProcessLauncher {
   void Terminate(const RankKey& key) override;
   void Kill(const RankKey& key) override;
   void KillSuperseded(const RankKey& key, const std::string& job, int64_t generation) override;
+  void SetDeadline(BootTime) override {}  // invented processes take no steps
   std::vector<RankPosition> ReadPositions(const std::string& nonce) override;
 
   void Exit(const RankKey& key, ProcessExit exit);

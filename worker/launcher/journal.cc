@@ -115,11 +115,15 @@ absl::Status Journal::ApplyLine(const std::string& line) {
              absl::SimpleAtoi(words[2], &entry.generation)) {
     int64_t& newest = generations_[words[1]];
     newest = std::max(newest, entry.generation);
-  } else if (words[0] == "pid" && words.size() == 4 &&
+  } else if (words[0] == "pid" && words.size() == 6 &&
              absl::SimpleAtoi(words[2], &entry.key.rank) &&
-             absl::SimpleAtoi(words[3], &entry.pid)) {
+             absl::SimpleAtoi(words[3], &entry.process.pid) &&
+             absl::SimpleAtoi(words[4], &entry.process.start_ticks)) {
     entry.key.nonce = words[1];
-    if (const auto found = find(entry.key); found != entries_.end()) found->pid = entry.pid;
+    if (const auto found = find(entry.key); found != entries_.end()) {
+      found->process = entry.process;
+      found->boot = words[5];
+    }
   } else if (words[0] == "gone" && words.size() == 3 &&
              absl::SimpleAtoi(words[2], &entry.key.rank)) {
     entry.key.nonce = words[1];
@@ -171,8 +175,10 @@ absl::Status Journal::AppendStart(const JournalEntry& entry) {
   return Append(StartLine(entry), true);
 }
 
-absl::Status Journal::AppendPid(const RankKey& key, int pid) {
-  return Append(absl::StrCat("pid ", key.nonce, " ", key.rank, " ", pid), false);
+absl::Status Journal::AppendPid(const RankKey& key, const ProcessId& process) {
+  return Append(absl::StrCat("pid ", key.nonce, " ", key.rank, " ", process.pid, " ",
+                             process.start_ticks, " ", BootId()),
+                false);
 }
 
 absl::Status Journal::AppendFence(const std::string& job, int64_t generation) {

@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "worker/agent/rank_process.h"
+#include "worker/launcher/proc_scan.h"
 
 namespace upipe::worker {
 
@@ -18,7 +19,8 @@ struct JournalEntry {
   std::string job;
   int64_t generation = 0;
   std::string cgroup;  // empty: held by environment scan
-  int pid = 0;         // 0: not known to have been forked
+  ProcessId process;   // pid 0: not known to have been forked
+  std::string boot;    // the boot of the machine that `process` belongs to
 };
 
 // A line the disk does not take is cut off again, and the next append may succeed. After a failed
@@ -39,8 +41,8 @@ class Journal {
   // Forgets all entries: their processes are proven gone. Keeps generations.
   absl::Status Compact();
   absl::Status AppendStart(const JournalEntry& entry);
-  absl::Status AppendPid(const RankKey& key,
-                         int pid);  // not fsynced: a lost machine has no processes
+  // With the boot id. Not fsynced: a lost machine has no processes.
+  absl::Status AppendPid(const RankKey& key, const ProcessId& process);
   absl::Status AppendFence(const std::string& job, int64_t generation);
   absl::Status AppendGone(const RankKey& key);
 

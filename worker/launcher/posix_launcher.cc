@@ -51,7 +51,7 @@ struct PosixLauncher::Tree {
   // Launcher thread:
   std::atomic<int> pid{0};
   bool reaped = false;
-  std::set<int> pids;  // every process seen in it, whose shared memory it must not leave
+  std::set<ProcessId> seen;  // every process of it, whose shared memory it must not leave
   OomCounters oom_before;
 
   ~Tree() {
@@ -62,11 +62,7 @@ struct PosixLauncher::Tree {
 absl::StatusOr<std::unique_ptr<PosixLauncher>> PosixLauncher::Create(
     const PosixLauncherOptions& options, RankRecorder& recorder, Sink sink) {
   UPIPE_ASSIGN_OR_RETURN(Journal journal, Journal::Open(options.state_dir));
-  for (const JournalEntry& entry : journal.entries()) {
-    UPIPE_LOG(WARNING) << "an earlier worker left rank " << entry.key.rank << " of " << entry.job
-                       << " generation " << entry.generation << ": killing it";
-    UPIPE_RETURN_IF_ERROR(KillLeftovers(entry, options.recovery_bound));
-  }
+  UPIPE_RETURN_IF_ERROR(KillLeftovers(journal.entries(), options.recovery_bound));
   UPIPE_RETURN_IF_ERROR(journal.Compact());
   if (prctl(PR_SET_CHILD_SUBREAPER, 1) != 0)
     return absl::ErrnoToStatus(errno, "cannot become a subreaper");
@@ -133,6 +129,7 @@ void PosixLauncher::Launch(LaunchSpec spec) {
   {
     std::lock_guard lock(mutex_);
     trees_[spec.key] = tree;
+    WriteDeadline(*tree);
   }
   Post(LaunchCommand{std::move(tree), std::move(spec)});
 }
@@ -178,6 +175,19 @@ void PosixLauncher::Signal(Tree& tree, int signal) {
 
 void PosixLauncher::KillSuperseded(const RankKey& key, const std::string& job, int64_t generation) {
   Post(FenceCommand{key, job, generation});
+}
+
+void PosixLauncher::SetDeadline(BootTime deadline) {
+  std::lock_guard lock(mutex_);
+  deadline_ = deadline;
+  for (const auto& [key, tree] : trees_) WriteDeadline(*tree);
+}
+
+// Under mutex_, so that a launch meanwhile gets it too.
+void PosixLauncher::WriteDeadline(Tree& tree) const {
+  if (!deadline_.has_value() || !tree.position.has_value()) return;
+  tree.position->page().deadline_boot_nanos.store(absl::ToInt64Nanoseconds(deadline_->since_boot),
+                                                  std::memory_order_relaxed);
 }
 
 std::vector<RankPosition> PosixLauncher::ReadPositions(const std::string& nonce) {
@@ -268,7 +278,7 @@ void PosixLauncher::Do(LaunchCommand& command) {
     return;
   }
   recorder_.FinishLog(tree.key, kDrainPatience);
-  if (!tree.cgroup.empty()) RemoveEmptyCgroup(tree.cgroup);
+  if (const std::string cgroup = CgroupOf(tree.key); !cgroup.empty()) RemoveEmptyCgroup(cgroup);
   {
     std::lock_guard lock(mutex_);
     trees_.erase(tree.key);
@@ -279,6 +289,12 @@ void PosixLauncher::Do(LaunchCommand& command) {
   Emit(TreeLaunchFailed{tree.key, status});
 }
 
+// Empty: trees are held without one.
+std::string PosixLauncher::CgroupOf(const RankKey& key) const {
+  if (!cgroup_root_.has_value()) return "";
+  return absl::StrCat(*cgroup_root_, "/upipe-", key.nonce, "-", key.rank);
+}
+
 absl::Status PosixLauncher::Fork(Tree& tree, const LaunchSpec& spec) {
   if (!tree.position.has_value())
     return absl::ResourceExhaustedError("cannot create the rank's position page");
@@ -287,9 +303,7 @@ absl::Status PosixLauncher::Fork(Tree& tree, const LaunchSpec& spec) {
     if (tree.kill_requested) return absl::CancelledError("killed before it was started");
   }
   JournalEntry entry{spec.key, spec.job, spec.generation};
-  if (cgroup_root_.has_value()) {
-    entry.cgroup = absl::StrCat(*cgroup_root_, "/upipe-", spec.key.nonce, "-", spec.key.rank);
-  }
+  entry.cgroup = CgroupOf(spec.key);
   UPIPE_RETURN_IF_ERROR(journal_.AppendStart(entry));
   if (!entry.cgroup.empty()) UPIPE_RETURN_IF_ERROR(MakeCgroup(entry.cgroup));
   std::error_code error;
@@ -310,8 +324,9 @@ absl::Status PosixLauncher::Fork(Tree& tree, const LaunchSpec& spec) {
   }
   UPIPE_RETURN_IF_ERROR(child.status());
   tree.pid = child->pid;
-  tree.pids.insert(child->pid);
-  if (absl::Status noted = journal_.AppendPid(spec.key, child->pid); !noted.ok()) {
+  const ProcessId first = IdOf(child->pid);
+  tree.seen.insert(first);
+  if (absl::Status noted = journal_.AppendPid(spec.key, first); !noted.ok()) {
     UPIPE_LOG(ERROR) << "process id not recorded: " << noted.ToString();
   }
   return absl::OkStatus();
@@ -319,7 +334,7 @@ absl::Status PosixLauncher::Fork(Tree& tree, const LaunchSpec& spec) {
 
 void PosixLauncher::NotePids(Tree& tree) {
   if (tree.pid == 0 || tree.cgroup.empty()) return;
-  for (const int pid : CgroupProcesses(tree.cgroup)) tree.pids.insert(pid);
+  for (const int pid : CgroupProcesses(tree.cgroup)) tree.seen.insert(IdOf(pid));
 }
 
 void PosixLauncher::Reap(Tree& tree) {
@@ -371,7 +386,7 @@ bool PosixLauncher::KillStrays(Tree& tree) {
     if (owner != tree.key && Find(owner) == nullptr) strays.push_back(pid);
   }
   for (const int pid : strays) {
-    tree.pids.insert(pid);
+    tree.seen.insert(IdOf(pid));
     kill(pid, SIGKILL);
   }
   return strays.empty();
@@ -386,7 +401,7 @@ bool PosixLauncher::TryProve(Tree& tree) {
   } else if (!KillStrays(tree)) {
     return false;
   }
-  if (!RemoveSystemVSegments(tree.pids)) return false;
+  if (!RemoveSystemVSegments(tree.seen, /*also_attached=*/true)) return false;
   const std::vector<std::shared_ptr<Tree>> trees = Trees();
   const bool last = std::none_of(trees.begin(), trees.end(), [&](const auto& other) {
     return other->key.nonce == tree.key.nonce && other->key.rank != tree.key.rank;

@@ -43,6 +43,7 @@ class PosixLauncher : public ProcessLauncher {
   void Terminate(const RankKey& key) override;
   void Kill(const RankKey& key) override;
   void KillSuperseded(const RankKey& key, const std::string& job, int64_t generation) override;
+  void SetDeadline(BootTime deadline) override;
   std::vector<RankPosition> ReadPositions(const std::string& nonce) override;
 
  private:
@@ -64,12 +65,14 @@ class PosixLauncher : public ProcessLauncher {
   void RunCommands();
   void Do(LaunchCommand& command);
   void Do(FenceCommand& command);
+  std::string CgroupOf(const RankKey& key) const;
   absl::Status Fork(Tree& tree, const LaunchSpec& spec);
   void Reap(Tree& tree);
   bool TryProve(Tree& tree);
   void ReapAdopted();
   std::set<int> FirstProcesses() const;
   void Emit(LaunchEvent event);
+  void WriteDeadline(Tree& tree) const;
   void NotePids(Tree& tree);
   bool KillStrays(Tree& tree);
   void Signal(Tree& tree, int signal);
@@ -83,9 +86,10 @@ class PosixLauncher : public ProcessLauncher {
   const std::optional<std::string> cgroup_root_;
   const std::map<std::string, int64_t> generations_;
   int wake_fd_ = -1;
-  mutable std::mutex mutex_;  // guards the three below; never held across I/O
+  mutable std::mutex mutex_;  // guards the four below; never held across I/O
   std::map<RankKey, std::shared_ptr<Tree>> trees_;
   std::vector<Command> commands_;
+  std::optional<BootTime> deadline_;
   bool stopping_ = false;
   std::thread thread_;
 };

@@ -11,6 +11,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -106,16 +107,42 @@ std::vector<int> OwnChildren() {
   return pids;
 }
 
-bool RemoveSystemVSegments(const std::set<int>& pids) {
+ProcessId IdOf(int pid) {
+  const std::string stat = ReadFile(absl::StrCat("/proc/", pid, "/stat"));
+  const size_t name_end = stat.rfind(')');
+  if (name_end == std::string::npos) return {pid, 0};
+  const std::vector<std::string> fields = absl::StrSplit(stat.substr(name_end + 1), ' ');
+  ProcessId id{pid, 0};  // fields[1] is the state, field 3 of proc(5); the start is field 22
+  if (fields.size() > 20 && !absl::SimpleAtoi(fields[20], &id.start_ticks)) id.start_ticks = 0;
+  return id;
+}
+
+std::string BootId() {
+  return std::string(absl::StripAsciiWhitespace(ReadFile("/proc/sys/kernel/random/boot_id")));
+}
+
+bool RemoveSystemVSegments(const std::set<ProcessId>& creators, bool also_attached) {
+  std::set<int> pids;
+  for (const ProcessId& creator : creators) {
+    const uint64_t now = IdOf(creator.pid).start_ticks;
+    if (now == 0 || now == creator.start_ticks) pids.insert(creator.pid);
+  }
   std::ifstream table("/proc/sysvipc/shm");
   std::string line;
-  std::getline(table, line);  // heading: key shmid perms size cpid lpid ...
+  std::getline(table, line);  // heading: key shmid perms size cpid lpid nattch ...
   bool all_removed = true;
   while (std::getline(table, line)) {
     std::istringstream row(line);
-    int64_t key = 0, id = 0, permissions = 0, size = 0;
+    int64_t key = 0, id = 0, permissions = 0, size = 0, last = 0, attached = 0;
     int creator = 0;
-    if (!(row >> key >> id >> permissions >> size >> creator) || !pids.contains(creator)) continue;
+    if (!(row >> key >> id >> permissions >> size >> creator >> last >> attached) ||
+        !pids.contains(creator)) {
+      continue;
+    }
+    if (attached > 0 && !also_attached) {
+      all_removed = false;
+      continue;
+    }
     if (shmctl(static_cast<int>(id), IPC_RMID, nullptr) != 0 && errno != EINVAL && errno != EIDRM) {
       all_removed = false;
     }

@@ -2,6 +2,8 @@
 // they are, and what shared memory dead ones left.
 #pragma once
 
+#include <compare>
+#include <cstdint>
 #include <set>
 #include <string>
 #include <vector>
@@ -25,8 +27,21 @@ bool IsZombie(int pid);
 // notice.
 bool IsDying(int pid);
 
-// System V segments created by one of `pids`: removed. False when one could not be.
-bool RemoveSystemVSegments(const std::set<int>& pids);
+// A process of this boot, told apart from a later one of the same pid.
+struct ProcessId {
+  int pid = 0;
+  uint64_t start_ticks = 0;  // since boot, 0 = it had ended when it was looked at
+  auto operator<=>(const ProcessId&) const = default;
+};
+ProcessId IdOf(int pid);
+
+// Names this boot of the machine: pids and ticks of another one mean nothing.
+std::string BootId();
+
+// System V segments created by one of `creators`: removed, those that are attached too if
+// `also_attached`. Segments of a pid that another process has by now are a stranger's. False when
+// one of them is left.
+bool RemoveSystemVSegments(const std::set<ProcessId>& creators, bool also_attached);
 
 // Files of the shared memory file system whose names contain `nonce`: removed. False when one could
 // not be.

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "common/clock.h"
 #include "worker/agent/rank_process.h"
 
 namespace upipe::worker {
@@ -59,6 +60,8 @@ class ProcessLauncher {
   virtual void Kill(const RankKey& key) = 0;
   // Durably records that generations of `job` below `generation` are over, then kills.
   virtual void KillSuperseded(const RankKey& key, const std::string& job, int64_t generation) = 0;
+  // Until when trainers may start steps, those launched later included.
+  virtual void SetDeadline(BootTime deadline) = 0;
   // Of every tree of the attempt that is not proven gone; works on stopped and dead processes.
   virtual std::vector<RankPosition> ReadPositions(const std::string& nonce) = 0;
 };

@@ -8,6 +8,7 @@
 #include <exception>
 #include <map>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -19,10 +20,17 @@ using Labels = prometheus::Labels;
 using GaugeFamily = prometheus::Family<prometheus::Gauge>;
 using CounterFamily = prometheus::Family<prometheus::Counter>;
 
+// A client that connects and says nothing holds one thread, for two seconds.
+std::vector<std::string> HttpOptions(const std::string& listen) {
+  return {"listening_ports", listen, "num_threads", "4", "request_timeout_ms", "2000"};
+}
+
 class PrometheusEndpoint : public MetricsEndpoint {
  public:
   PrometheusEndpoint(const std::string& listen, const Names& names)
-      : names_(names), exposer_(listen), registry_(std::make_shared<prometheus::Registry>()) {
+      : names_(names),
+        exposer_(HttpOptions(listen)),
+        registry_(std::make_shared<prometheus::Registry>()) {
     exposer_.RegisterCollectable(registry_);
     address_ =
         absl::StrCat(listen.substr(0, listen.rfind(':')), ":", exposer_.GetListeningPorts().at(0));
@@ -50,8 +58,11 @@ class PrometheusEndpoint : public MetricsEndpoint {
       Labels labels = base;
       labels["tag"] = tag.tag();
       Set(slot, memory_bytes_, labels, static_cast<double>(tag.bytes()));
+      Set(slot, tag_peak_bytes_, labels, static_cast<double>(tag.peak_bytes()));
     }
     Set(slot, memory_peak_bytes_, base, static_cast<double>(report.memory().peak_bytes()));
+    Set(slot, attention_peak_bytes_, base,
+        static_cast<double>(report.memory().attention_peak_bytes()));
     Set(slot, loss_, base, report.loss());
     Set(slot, tokens_per_second_, base, report.tokens_per_second());
     Set(slot, step_seconds_, base, report.step_seconds());
@@ -104,7 +115,12 @@ class PrometheusEndpoint : public MetricsEndpoint {
   std::mutex mutex_;
   std::map<int, Slot> slots_;
   GaugeFamily& info_ = Gauge("upipe_attempt_info", "1 for the attempt that holds the slot.");
-  GaugeFamily& memory_bytes_ = Gauge("upipe_memory_bytes", "Bytes allocated now, by tag.");
+  GaugeFamily& memory_bytes_ =
+      Gauge("upipe_memory_bytes", "Bytes allocated between steps, by tag.");
+  GaugeFamily& tag_peak_bytes_ =
+      Gauge("upipe_memory_tag_peak_bytes", "Each tag's own peak, also inside steps.");
+  GaugeFamily& attention_peak_bytes_ =
+      Gauge("upipe_attention_peak_bytes", "Joint peak of the attn_* tags.");
   GaugeFamily& memory_peak_bytes_ = Gauge("upipe_memory_peak_bytes", "Live peak over all tags.");
   GaugeFamily& planned_bytes_ =
       Gauge("upipe_memory_planned_bytes", "The plan's peak of this rank.");

@@ -19,6 +19,7 @@
 #include "common/clock.h"
 #include "common/ids.h"
 #include "common/log.h"
+#include "common/loopback.h"
 #include "common/status.h"
 #include "common/units.h"
 #include "worker/agent/agent.h"
@@ -61,8 +62,7 @@ absl::Status Validate(const WorkerOptions& options) {
     wrong.push_back(
         absl::StrCat("--trainer-binary '", options.trainer_binary, "' is no executable file"));
   }
-  const std::string host = options.metrics_listen.substr(0, options.metrics_listen.rfind(':'));
-  if (!options.insecure_listen && host != "127.0.0.1" && host != "localhost" && host != "[::1]") {
+  if (!options.insecure_listen && !IsLoopback(options.metrics_listen)) {
     wrong.push_back(absl::StrCat("--metrics-listen ", options.metrics_listen,
                                  " is plaintext off loopback: add --insecure-listen to allow it"));
   }
@@ -118,7 +118,7 @@ class Daemon : public WorkerDaemon {
 
   absl::Status Initialize();
   absl::Status Run() override;
-  void RequestShutdown() override { events_.Push(Shutdown{}); }
+  void RequestShutdown() override { events_.PushOverCapacity(Shutdown{}); }
   std::string Configuration() const override;
 
  private:
@@ -138,7 +138,7 @@ class Daemon : public WorkerDaemon {
   void Do(const LaunchRank& action);
   void Do(const TerminateRank& action) { launcher_->Terminate(action.key); }
   void Do(const KillRank& action);
-  void Do(const SendToTrainer& action);
+  void Do(const SendToTrainer& action) { trainers_->Send(action.connection, action.command); }
   void Do(const ReadTrainer& action) { trainers_->Read(action.connection); }
   void Do(const CloseTrainer& action) { trainers_->Close(action.connection); }
   void Do(const RecordStep& action);
@@ -151,8 +151,12 @@ class Daemon : public WorkerDaemon {
   const std::string incarnation_;
   std::string socket_path_;
   State state_;
+  std::optional<BootTime> told_deadline_;  // the trainers' copy of the autonomy deadline
   bool running_ = true;
   LiveRanks live_;
+  // Only the coordinator can write without bound, and only its messages are refused when full. The
+  // rest is few (one message per trainer stream until Read, four events per launch, one end per
+  // session) and never waits: it comes from threads that must not block.
   BoundedQueue<Event> events_{kEventsMax};
   const std::shared_ptr<grpc::Channel> channel_;
   // Destroyed in reverse: everything that pushes events goes before the queue.
@@ -181,16 +185,16 @@ absl::Status Daemon::Initialize() {
       metrics_, MetricsEndpoint::Start(options_.metrics_listen, {options_.name, options_.node}));
   TrainerServer::Callbacks from_trainers{
       [this](uint64_t connection, v1::TrainerMessage message) {
-        events_.Push(FromTrainer{connection, std::move(message)});
+        events_.PushOverCapacity(FromTrainer{connection, std::move(message)});
       },
-      [this](uint64_t connection) { events_.Push(TrainerClosed{connection}); }};
+      [this](uint64_t connection) { events_.PushOverCapacity(TrainerClosed{connection}); }};
   UPIPE_ASSIGN_OR_RETURN(trainers_, TrainerServer::Start(socket_path_, std::move(from_trainers)));
   CoordinatorSession::Callbacks from_coordinator{
       [this](uint64_t session, v1::CoordinatorMessage message) {
         return events_.TryPush(FromCoordinator{session, std::move(message)});
       },
       [this](uint64_t session, const std::string& reason) {
-        events_.Push(SessionClosed{session, reason});
+        events_.PushOverCapacity(SessionClosed{session, reason});
       }};
   session_ = std::make_unique<CoordinatorSession>(channel_, std::move(from_coordinator));
   uploads_ = std::make_unique<LogUploads>(channel_);
@@ -213,17 +217,18 @@ absl::Status Daemon::Initialize() {
 }
 
 void Daemon::OnLaunchEvent(LaunchEvent event) {
-  events_.Push(std::visit(Overloaded{[](TreeStarted& kind) -> Event {
-                                       return ProcessStarted{kind.key, kind.pid};
-                                     },
-                                     [](TreeLaunchFailed& kind) -> Event {
-                                       return ProcessLaunchFailed{kind.key, kind.status};
-                                     },
-                                     [](TreeExited& kind) -> Event {
-                                       return ProcessExited{kind.key, std::move(kind.exit), {}};
-                                     },
-                                     [](TreeGone& kind) -> Event { return ProcessGone{kind.key}; }},
-                          event));
+  events_.PushOverCapacity(
+      std::visit(Overloaded{[](TreeStarted& kind) -> Event {
+                              return ProcessStarted{kind.key, kind.pid};
+                            },
+                            [](TreeLaunchFailed& kind) -> Event {
+                              return ProcessLaunchFailed{kind.key, kind.status};
+                            },
+                            [](TreeExited& kind) -> Event {
+                              return ProcessExited{kind.key, std::move(kind.exit), {}};
+                            },
+                            [](TreeGone& kind) -> Event { return ProcessGone{kind.key}; }},
+                 event));
 }
 
 absl::Status Daemon::Run() {
@@ -251,6 +256,11 @@ void Daemon::Handle(Event event) {
   for (const Action& action : Step(state_, event, SystemClock().Now())) {
     std::visit([this](const auto& kind) { Do(kind); }, action);
   }
+  if (!state_.last_acknowledged.has_value()) return;
+  const BootTime deadline = *state_.last_acknowledged + state_.timing.autonomy;
+  if (deadline == told_deadline_) return;
+  told_deadline_ = deadline;
+  launcher_->SetDeadline(deadline);
 }
 
 void Daemon::Do(const LaunchRank& action) {
@@ -290,16 +300,6 @@ void Daemon::Do(const KillRank& action) {
   } else {
     launcher_->Kill(action.key);
   }
-}
-
-void Daemon::Do(const SendToTrainer& action) {
-  v1::WorkerCommand command = action.command;
-  if (command.has_assignment()) {
-    const v1::RankRef& ref = command.assignment().ref();
-    command.mutable_assignment()->set_run_dir(
-        RankDir(ref.fence().job_id(), ref.fence().generation(), ref.rank()));
-  }
-  trainers_->Send(action.connection, std::move(command));
 }
 
 void Daemon::Do(const RecordStep& action) {

@@ -1,6 +1,8 @@
 // What only real processes can show: escaped grandchildren, the worker's own death, leftovers,
 // descriptors.
 #include <signal.h>
+#include <sys/ipc.h>
+#include <sys/shm.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -148,6 +150,17 @@ TEST_P(PosixLauncherTest, TheJournalIsWrittenBeforeTheForkAndClosedByTheProof) {
   EXPECT_THAT(journal(), ::testing::HasSubstr(absl::StrCat("gone ", key_.nonce, " 0\n")));
 }
 
+TEST_P(PosixLauncherTest, ALaunchThatFailsBeforeTheForkLeavesNoCgroup) {
+  Create();
+  LaunchSpec spec = FakeTrainerSpec(key_, "hang", dir_);
+  spec.log_dir = dir_ + "/journal/r0";  // below a file
+  launcher_->Launch(spec);
+  ASSERT_TRUE(record_.Wait<TreeLaunchFailed>(key_).has_value());
+  if (!GetParam()) return;
+  EXPECT_FALSE(
+      std::filesystem::exists(absl::StrCat(*FindWritableCgroup2(), "/upipe-", key_.nonce, "-0")));
+}
+
 // A process of its own holds a launcher, as a worker does.
 pid_t ForkHolder(const std::string& dir, bool cgroup, const RankKey& key) {
   const pid_t holder = fork();
@@ -170,6 +183,73 @@ TEST_P(PosixLauncherTest, TrainersDieWithTheirWorkerAndTheNextOneKillsWhatEscape
   Create();
   EXPECT_THAT(ProcessesOf(key_), IsEmpty());  // proven before Create returned
   EXPECT_EQ(launcher_->generations().at("job"), 1);
+}
+
+// A segment whose creator has ended; removed with the object.
+class Segment {
+ public:
+  Segment() {
+    int told[2];
+    EXPECT_EQ(pipe(told), 0);
+    creator_.pid = fork();
+    if (creator_.pid == 0) {
+      const int id = shmget(IPC_PRIVATE, 4096, IPC_CREAT | 0600);
+      _exit(write(told[1], &id, sizeof id) == sizeof id ? 0 : 1);
+    }
+    EXPECT_EQ(read(told[0], &id_, sizeof id_), static_cast<ssize_t>(sizeof id_));
+    creator_ = IdOf(creator_.pid);  // not yet reaped
+    waitpid(creator_.pid, nullptr, 0);
+    close(told[0]);
+    close(told[1]);
+  }
+  ~Segment() { shmctl(id_, IPC_RMID, nullptr); }
+  Segment(const Segment&) = delete;
+  Segment& operator=(const Segment&) = delete;
+  bool exists() const {
+    shmid_ds info;
+    return shmctl(id_, IPC_STAT, &info) == 0;
+  }
+  int id() const { return id_; }
+  ProcessId creator() const { return creator_; }
+
+ private:
+  int id_ = -1;
+  ProcessId creator_;
+};
+
+TEST(LeftoverSegments, AnAttachedOneStaysUnlessItsTreeIsOurs) {
+  const Segment segment;
+  EXPECT_GT(segment.creator().start_ticks, 0u);
+  void* attached = shmat(segment.id(), nullptr, 0);
+  EXPECT_FALSE(RemoveSystemVSegments({segment.creator()}, false));
+  EXPECT_TRUE(segment.exists());
+  shmdt(attached);
+  EXPECT_TRUE(RemoveSystemVSegments({segment.creator()}, false));
+  EXPECT_FALSE(segment.exists());
+}
+
+TEST(LeftoverSegments, AReusedPidIsAStranger) {
+  const int id = shmget(IPC_PRIVATE, 4096, IPC_CREAT | 0600);
+  ProcessId earlier = IdOf(getpid());
+  --earlier.start_ticks;
+  EXPECT_TRUE(RemoveSystemVSegments({earlier}, true));
+  EXPECT_EQ(shmctl(id, IPC_RMID, nullptr), 0);  // it was still there
+}
+
+TEST_P(PosixLauncherTest, TheJournalsPidsCountInTheirOwnBootOnly) {
+  const Segment ours, strangers;
+  const auto write_journal = [&](const Segment& segment, const std::string& boot) {
+    std::ofstream(dir_ + "/journal")
+        << "start job 1 " << key_.nonce << " 0 -\npid " << key_.nonce << " 0 "
+        << segment.creator().pid << " " << segment.creator().start_ticks << " " << boot << "\n";
+  };
+  write_journal(strangers, "another-boot");
+  Create();
+  EXPECT_TRUE(strangers.exists());
+  launcher_.reset();
+  write_journal(ours, BootId());
+  Create();
+  EXPECT_FALSE(ours.exists());
 }
 
 INSTANTIATE_TEST_SUITE_P(Containment, PosixLauncherTest, ::testing::Bool(),

@@ -16,6 +16,7 @@
 #include "tests/fault/worker/worker_process.h"
 #include "worker/launcher/cgroup.h"
 #include "worker/launcher/proc_scan.h"
+#include "worker/launcher/rank_log.h"
 
 namespace upipe::worker {
 namespace {
@@ -165,6 +166,30 @@ TEST_F(WorkerTrainer, AStopWithGraceEndsAtAStepBoundary) {
     EXPECT_FALSE(Report(rank).has_signal());
     EXPECT_EQ(Report(rank).cause().kind(), v1::CAUSE_KIND_USER);
   }
+}
+
+// A stopped worker neither hears its coordinator nor kills: the trainers hold the deadline alone.
+TEST_F(WorkerTrainer, TrainersOfAStoppedWorkerLeaveAtTheDeadline) {
+  StartTwo(Plan(1000000));
+  WaitForSteps(2);
+  kill(worker_->pid(), SIGSTOP);
+  const BootTime stopped = SystemClock().Now();
+  EXPECT_EQ(ProcessesOf({nonce_, 0}).size(), 1u);
+  EXPECT_TRUE(Eventually([&] {
+    return ProcessesOf({nonce_, 0}).empty() && ProcessesOf({nonce_, 1}).empty();
+  }));
+  EXPECT_GE(SystemClock().Now() - stopped, absl::Milliseconds(2500));  // A = 3 s, H = 0.2 s
+  kill(worker_->pid(), SIGCONT);
+  std::string logs;
+  for (int rank = 0; rank < 2; ++rank) {
+    ASSERT_TRUE(coordinator_.WaitForState(rank, v1::RANK_STATE_GONE));
+    EXPECT_EQ(Report(rank).exit_code(), 1);
+    EXPECT_EQ(Report(rank).cause().kind(), v1::CAUSE_KIND_NODE_LOST);  // the worker's own deadline
+    const auto log = ReadRankLog(absl::StrCat(root_, "/state/ranks/job-1/g1/r", rank), 0, 1 << 20);
+    ASSERT_TRUE(log.ok()) << log.status();
+    logs += log->data;
+  }
+  EXPECT_THAT(logs, HasSubstr("ABORTED: left at a step boundary"));
 }
 
 TEST_F(WorkerTrainer, AKilledWorkerTakesItsTrainersWithIt) {

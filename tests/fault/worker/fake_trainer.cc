@@ -111,6 +111,11 @@ TrainerMessage Report(int64_t step, int64_t total) {
   upipe::v1::TagBytes& tag = *report.mutable_memory()->add_tags();
   tag.set_tag("weights");
   tag.set_bytes(1024);
+  tag.set_peak_bytes(1024);
+  upipe::v1::TagBytes& query = *report.mutable_memory()->add_tags();  // lives inside a step only
+  query.set_tag("attn_q");
+  query.set_peak_bytes(512);
+  report.mutable_memory()->set_attention_peak_bytes(768);
   return message;
 }
 

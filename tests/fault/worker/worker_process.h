@@ -70,6 +70,7 @@ class WorkerProcess {
   ~WorkerProcess() {
     if (pid_ != 0) End(SIGTERM);
   }
+  int pid() const { return pid_; }
   // Its exit status, as waitpid gives it.
   int End(int signal) {
     kill(pid_, signal);

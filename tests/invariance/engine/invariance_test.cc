@@ -1,7 +1,7 @@
 // Topology and method must not change the mathematics: loss and every gradient at (ranks 1, 2, 4,
-// 8) x every legal u x several head shapes against the single-rank reference, held to the bound of
-// docs/architecture.md ("Numbers"): three times the error that a plain fp32 run on one rank makes
-// against the wide-accumulation reference, plus half an epsilon.
+// 8) x every legal u x several head shapes against the single-rank reference, held to the bound:
+// three times the error that a plain fp32 run on one rank makes against the wide-accumulation
+// reference, plus half an epsilon.
 #include <gtest/gtest.h>
 
 #include <cmath>

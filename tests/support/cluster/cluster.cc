@@ -15,8 +15,10 @@
 #include <sstream>
 #include <thread>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 
 namespace upipe::testing {
@@ -142,29 +144,52 @@ void Cluster::Kill(Daemon& daemon, int signal) {
   daemon.pid = -1;
 }
 
-void Cluster::StartCoordinator(double autonomy_seconds) {
+void Cluster::StartCoordinator(double autonomy_seconds, const std::vector<std::string>& flags) {
   const std::string address_file = folder_ + "/address";
   fs::remove(address_file);
   // A restarted coordinator must be found where it was: workers keep dialling the same address.
-  coordinator_ = {"coordinator", Spawn({BinDir() + "/upipe-coordinator", "--listen",
-                                        address_.empty() ? "127.0.0.1:0" : address_, "--state-dir",
-                                        folder_ + "/coordinator", "--address-file", address_file,
-                                        "--heartbeat", "0.2", "--kill-bound", "2", "--autonomy",
-                                        absl::StrCat(autonomy_seconds), "--margin", "1"},
-                                       folder_ + "/coordinator.log")};
+  std::vector<std::string> arguments = {BinDir() + "/upipe-coordinator",
+                                        "--listen",
+                                        address_.empty() ? "127.0.0.1:0" : address_,
+                                        "--state-dir",
+                                        folder_ + "/coordinator",
+                                        "--address-file",
+                                        address_file,
+                                        "--heartbeat",
+                                        "0.2",
+                                        "--kill-bound",
+                                        "2",
+                                        "--autonomy",
+                                        absl::StrCat(autonomy_seconds),
+                                        "--margin",
+                                        "1"};
+  arguments.insert(arguments.end(), flags.begin(), flags.end());
+  coordinator_ = {"coordinator", Spawn(arguments, folder_ + "/coordinator.log")};
   Await("the coordinator's address", absl::Seconds(20), [&] { return fs::exists(address_file); });
   address_ = ReadFile(address_file);
   address_.erase(address_.find_last_not_of("\n") + 1);
 }
 
-void Cluster::StartWorker(const std::string& name, int slots, const std::string& memory_per_rank) {
+void Cluster::StartWorker(const std::string& name, int slots, const std::string& memory_per_rank,
+                          const std::vector<std::string>& flags) {
   const auto known = std::find_if(workers_.begin(), workers_.end(),
                                   [&](const Daemon& d) { return d.name == name; });
   Daemon& worker = known == workers_.end() ? workers_.emplace_back() : *known;
-  worker = {name, Spawn({BinDir() + "/upipe-worker", "--coordinator", address_, "--name", name,
-                         "--node", name, "--slots", absl::StrCat(slots), "--memory-per-rank",
-                         memory_per_rank, "--state-dir", folder_ + "/" + name},
-                        folder_ + "/" + name + ".log")};
+  std::vector<std::string> arguments = {BinDir() + "/upipe-worker",
+                                        "--coordinator",
+                                        address_,
+                                        "--name",
+                                        name,
+                                        "--node",
+                                        name,
+                                        "--slots",
+                                        absl::StrCat(slots),
+                                        "--memory-per-rank",
+                                        memory_per_rank,
+                                        "--state-dir",
+                                        folder_ + "/" + name};
+  arguments.insert(arguments.end(), flags.begin(), flags.end());
+  worker = {name, Spawn(arguments, folder_ + "/" + name + ".log")};
   Await(absl::StrCat(name, " to be READY"), absl::Seconds(20), [&] {
     for (const auto& node : Nodes()) {
       if (node["worker"] == name && node.value("state", "") == "NODE_STATE_READY") return true;
@@ -179,6 +204,15 @@ void Cluster::KillWorker(const std::string& name) {
   for (Daemon& worker : workers_) {
     if (worker.name == name) Kill(worker, SIGKILL);
   }
+}
+
+void Cluster::Signal(const std::string& name, int signal) const {
+  pid_t pid = name == "coordinator" ? coordinator_.pid : -1;
+  for (const Daemon& worker : workers_) {
+    if (worker.name == name) pid = worker.pid;
+  }
+  ASSERT_GT(pid, 0) << name;
+  EXPECT_EQ(kill(pid, signal), 0) << name;
 }
 
 CommandResult Cluster::Upipe(const std::vector<std::string>& arguments,
@@ -264,6 +298,17 @@ std::vector<pid_t> TrainersOf(const std::string& job_id) {
       pids.push_back(pid);
   }
   return pids;
+}
+
+int RankOf(pid_t trainer) {
+  constexpr char kName[] = "UPIPE_RANK=";
+  int rank = -1;
+  for (const absl::string_view entry :
+       absl::StrSplit(ReadFile(absl::StrCat("/proc/", trainer, "/environ")), '\0')) {
+    if (absl::StartsWith(entry, kName))
+      (void)absl::SimpleAtoi(entry.substr(sizeof(kName) - 1), &rank);
+  }
+  return rank;
 }
 
 int NumSharedMemorySegments() {

@@ -30,11 +30,13 @@ class Cluster {
   ~Cluster();                                   // SIGTERM, then SIGKILL, to what still runs
 
   // Each waits until the daemon is ready, or fails the test.
-  void StartCoordinator(double autonomy_seconds = 3);
+  void StartCoordinator(double autonomy_seconds = 3, const std::vector<std::string>& flags = {});
   void StartWorker(const std::string& name, int slots,
-                   const std::string& memory_per_rank = "512MiB");
+                   const std::string& memory_per_rank = "512MiB",
+                   const std::vector<std::string>& flags = {});
   void KillCoordinator();  // SIGKILL, reaped
   void KillWorker(const std::string& name);
+  void Signal(const std::string& name, int signal) const;  // a worker, or "coordinator"
 
   // `upipe --coordinator ADDRESS arguments...`
   CommandResult Upipe(const std::vector<std::string>& arguments,
@@ -49,7 +51,9 @@ class Cluster {
   // Until the job has reported a step.
   void AwaitStep(const std::string& job, absl::Duration limit) const;
 
+  // Below it: <worker>/ and coordinator/, the daemons' state; <worker>.log and coordinator.log.
   const std::string& folder() const { return folder_; }
+  const std::string& address() const { return address_; }  // of the coordinator
   // A packed corpus of generated text, made on first use.
   std::string Data();
   // A job file of a tiny model; returns its path.
@@ -71,6 +75,8 @@ class Cluster {
 
 // Pids of processes started for this job, by their environment.
 std::vector<pid_t> TrainersOf(const std::string& job_id);
+// The rank in a trainer's environment, or -1.
+int RankOf(pid_t trainer);
 // System V segments of this machine.
 int NumSharedMemorySegments();
 

@@ -147,7 +147,7 @@ TEST_F(CommandsTest, JobsAreFoundByUniqueBeginning) {
   EXPECT_THAT(coordinator_.cancelled, ElementsAre("demo-bbbbbb", "tiny-cccccc"));
   EXPECT_EQ(Cancel(console_, "demo"), kExitWrongRequest);
   EXPECT_THAT(err_.str(), HasSubstr("'demo' begins the ids of 2 jobs: demo-aaaaaa, demo-bbbbbb"));
-  EXPECT_EQ(Describe(console_, "nope", false), kExitFailed);
+  EXPECT_EQ(Describe(console_, "nope", false), kExitWrongRequest);
   EXPECT_THAT(err_.str(), HasSubstr("no job's id is or begins with 'nope'"));
   EXPECT_THAT(coordinator_.cancelled, SizeIs(2));
 }
@@ -215,7 +215,7 @@ TEST_F(CommandsTest, WatchSurvivesLostConnections) {
 TEST_F(CommandsTest, WatchStopsAtAnErrorThatIsNoOutage) {
   coordinator_.jobs = {JobIn(v1::JOB_STATE_RUNNING)};
   coordinator_.watches = {{{}, absl::NotFoundError("no job demo-abcdef"), nullptr}};
-  EXPECT_EQ(Watch(console_, "demo-abcdef"), kExitFailed);
+  EXPECT_EQ(Watch(console_, "demo-abcdef"), kExitWrongRequest);
   EXPECT_THAT(pauses_, IsEmpty());
 }
 

@@ -72,5 +72,17 @@ TEST(BoundedQueue, NothingIsLostBetweenManyThreads) {
   EXPECT_EQ(sum.load(), int64_t{kThreads} * kItems * (kItems + 1) / 2);
 }
 
+TEST(BoundedQueue, WhatMayNotBeRefusedIsTakenOverTheCapacityInOrder) {
+  BoundedQueue<int> queue(1);
+  EXPECT_TRUE(queue.TryPush(1));
+  EXPECT_TRUE(queue.PushOverCapacity(2));
+  EXPECT_FALSE(queue.TryPush(3));
+  EXPECT_EQ(queue.Pop(), 1);
+  EXPECT_FALSE(queue.TryPush(3));  // still full
+  EXPECT_EQ(queue.Pop(), 2);
+  queue.Close();
+  EXPECT_FALSE(queue.PushOverCapacity(4));
+}
+
 }  // namespace
 }  // namespace upipe

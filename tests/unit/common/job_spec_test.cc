@@ -178,6 +178,12 @@ const Case kCases[] = {
     {"optimizer.beta2", [](v1::JobSpec& s) { s.mutable_optimizer()->set_beta2(-0.1); },
      "-0.1 is outside"},
     {"optimizer.eps", [](v1::JobSpec& s) { s.mutable_optimizer()->set_eps(0); }, "above 0"},
+    // What fp32 rounds to 0 or 1 would reach the engine as such.
+    {"optimizer.eps", [](v1::JobSpec& s) { s.mutable_optimizer()->set_eps(1e-60); }, "fp32 holds"},
+    {"model.init_stddev", [](v1::JobSpec& s) { s.mutable_model()->set_init_stddev(1e39); },
+     "fp32 holds"},
+    {"optimizer.beta2", [](v1::JobSpec& s) { s.mutable_optimizer()->set_beta2(0.99999999999); },
+     "1 (excluded)"},
     {"optimizer.weight_decay", [](v1::JobSpec& s) { s.mutable_optimizer()->set_weight_decay(-1); },
      "from 0"},
     {"optimizer.clip_norm", [](v1::JobSpec& s) { s.mutable_optimizer()->set_clip_norm(0); },
@@ -249,19 +255,17 @@ TEST(JobSpec, ManyLegalHeadsPerStageAreARange) {
   EXPECT_THAT(violations[0].message, HasSubstr("multiples of 4 from 4 to 64"));
 }
 
-TEST(JobSpec, SizesThatOverflowAreRefused) {
+TEST(JobSpec, TheLongestContextIsLegalAndOneMoreIsNot) {
   v1::JobSpec spec = LegalSpec();
-  spec.mutable_train()->set_context(int64_t{1} << 40);
-  auto violations = ValidateJobSpec(spec);
-  ASSERT_EQ(violations.size(), 1u);
-  EXPECT_EQ(violations[0].field, "train.context");
-  EXPECT_THAT(violations[0].message, HasSubstr("query/key pairs of causal attention exceed 2^62"));
-
-  spec.mutable_train()->set_context(int64_t{1}
-                                    << 31);  // 2^61 pairs, 2^31 * 2^16 * 2^10 * 8 = 2^60 bytes
+  spec.mutable_train()->set_context(int64_t{1} << 30);
   spec.mutable_model()->set_hidden_size(1 << 16);
   spec.mutable_model()->set_num_layers(1024);
   EXPECT_THAT(ValidateJobSpec(spec), IsEmpty());
+  spec.mutable_train()->set_context((int64_t{1} << 30) + 1);
+  const auto violations = ValidateJobSpec(spec);
+  ASSERT_EQ(violations.size(), 1u);
+  EXPECT_EQ(violations[0].field, "train.context");
+  EXPECT_THAT(violations[0].message, HasSubstr("1,073,741,825 is outside 1 to 1,073,741,824"));
 }
 
 TEST(JobSpec, WarnsOfIdleAndUnevenRanksAndPadding) {

@@ -152,7 +152,7 @@ const Case kCases[] = {
      {"job.yaml:9: model.init_stddev: '1e999' is not a number a double"}},
     {"head_dim: 16",
      "head_dim: 16\n  init_stddev: .inf",
-     {"job.yaml:9: model.init_stddev: inf is not a finite"}},
+     {"job.yaml:9: model.init_stddev: inf is not a number above 0 that fp32 holds"}},
     {"head_dim: 16",
      "head_dim: 16\n  init_stddev: .nan",
      {"job.yaml:9: model.init_stddev: '.nan' is not a number"}},
@@ -257,9 +257,9 @@ TEST(YamlSpec, AnOverrideSuppliesWhatTheFileLacks) {
 
 TEST(YamlSpec, WrongOverridesAreNamed) {
   EXPECT_THAT(
-      ErrorsOf(kLegal, {"train.step=7", "train", "train=5", "train.steps.x=1", "train.steps=x",
-                        "nope.a=1", "parallel.heads_per_stage=5", "train.seed=auto",
-                        "data.path=/a\xff"}),
+      ErrorsOf(kLegal,
+               {"train.step=7", "train", "train=5", "train.steps.x=1", "train.steps=x", "nope.a=1",
+                "parallel.heads_per_stage=5", "train.seed=auto", "data.path=/a\xff"}),
       ElementsAre(
           "--set: train.step: unknown field; did you mean 'steps'?",
           StartsWith("--set: 'train' has no '='"),

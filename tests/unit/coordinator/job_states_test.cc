@@ -201,6 +201,20 @@ TEST_F(JobStates, ADeathKillsTheGangAndEndsOnProof) {
   EXPECT_EQ(cause().node(), "b");
 }
 
+// A worker without its coordinator ends its ranks; ranks elsewhere see only that their peers left.
+TEST_F(JobStates, AWorkersOwnVerdictExplainsAPeerFailure) {
+  Running();
+  v1::RankReport peer = Exit(0, v1::RANK_STATE_EXITED, 1);
+  peer.mutable_cause()->set_kind(v1::CAUSE_KIND_PEER_FAILURE);
+  Tell(peer);
+  v1::RankReport alone = Killed(2, v1::RANK_STATE_EXITED);
+  alone.mutable_cause()->set_kind(v1::CAUSE_KIND_NODE_LOST);
+  alone.mutable_cause()->set_message("no heartbeat was acknowledged for 3 s");
+  Tell(alone);
+  EXPECT_EQ(cause().kind(), v1::CAUSE_KIND_NODE_LOST);
+  EXPECT_EQ(cause().rank(), 2);
+}
+
 TEST_F(JobStates, TheBestEvidenceBecomesTheCause) {
   Running();
   v1::RankReport peer = Exit(0, v1::RANK_STATE_EXITED, 1);

@@ -27,5 +27,15 @@ TEST(TimingTest, NamesEveryBrokenRange) {
                                                               ::testing::HasSubstr("autonomy")));
 }
 
+// What a flag of `nan` or `inf` becomes.
+TEST(TimingTest, NothingIsEndless) {
+  Timing endless;
+  endless.autonomy = absl::InfiniteDuration();
+  EXPECT_THAT(std::string(endless.Validate().message()), ::testing::HasSubstr("autonomy is inf"));
+  endless = Timing();
+  endless.start_deadline = absl::InfiniteDuration();
+  EXPECT_FALSE(endless.Validate().ok());
+}
+
 }  // namespace
 }  // namespace upipe::coordinator

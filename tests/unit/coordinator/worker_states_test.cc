@@ -80,6 +80,21 @@ TEST_F(WorkerStates, SilencePastTheExpiryLosesTheNodeAndTheJob) {
   EXPECT_EQ(SlotOf("b", 0), v1::SLOT_STATE_FREE);
 }
 
+TEST_F(WorkerStates, AJobThatNeedsALostWorkerStandsInNobodysWay) {
+  Workers();
+  core_.Advance(core_.state().timing.Expiry() - absl::Seconds(1));
+  core_.Do(HeartbeatReceived{1, 1});
+  core_.Advance(absl::Seconds(1));
+  core_.Do(Tick{});  // b is LOST, its two slots stay known
+  Submit(3, "large");
+  Plan(3, "large");
+  Submit(2, "small");
+  Plan(2, "small");
+  EXPECT_EQ(core_.JobStateOf("large"), v1::JOB_STATE_QUEUED);
+  EXPECT_THAT(core_.job("large").reason, HasSubstr("2 belong to lost workers"));
+  EXPECT_EQ(core_.JobStateOf("small"), v1::JOB_STATE_STARTING);
+}
+
 TEST_F(WorkerStates, ANewIncarnationProvesOldRanksGone) {
   Running();
   core_.Do(SessionClosed{2});

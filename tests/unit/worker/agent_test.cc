@@ -447,6 +447,19 @@ TEST(Agent, ReportsAreRepeatedUntilAcknowledgedThenForgotten) {
   EXPECT_THAT(agent.Sent(v1::WorkerMessage::kRank), IsEmpty());
 }
 
+TEST(Agent, ASiblingKilledBeforeItsForkIsNoLaunchFailure) {
+  Agent agent;
+  agent.Start(1, "a", 0, 0);
+  agent.Start(1, "a", 1, 1);
+  agent.Do(ProcessLaunchFailed{{"a", 0}, absl::NotFoundError("no such binary")});
+  EXPECT_THAT(agent.Killed(), ElementsAre(1));
+  EXPECT_EQ(agent.Reported(0).cause().kind(), v1::CAUSE_KIND_LAUNCH);
+  agent.Do(ProcessLaunchFailed{{"a", 1}, absl::CancelledError("killed before it was started")});
+  EXPECT_EQ(agent.Reported(1).state(), v1::RANK_STATE_GONE);
+  EXPECT_EQ(agent.Reported(1).cause().kind(), v1::CAUSE_KIND_PEER_FAILURE);
+  EXPECT_THAT(agent.Reported(1).cause().message(), HasSubstr("rank 0 failed: no such binary"));
+}
+
 TEST(Agent, AnAcknowledgementOfAnOlderReportIsNotOneOfTheNewest) {
   Agent agent;
   agent.Start(1, "a", 0, 0);

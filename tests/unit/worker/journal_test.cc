@@ -32,7 +32,7 @@ TEST_F(JournalTest, KeepsWhatIsNotGone) {
     ASSERT_TRUE(journal.ok()) << journal.status();
     ASSERT_TRUE(journal->AppendStart({{"n1", 0}, "job", 3, "/cg/a"}).ok());
     ASSERT_TRUE(journal->AppendStart({{"n1", 1}, "job", 3, ""}).ok());
-    ASSERT_TRUE(journal->AppendPid({"n1", 1}, 4711).ok());
+    ASSERT_TRUE(journal->AppendPid({"n1", 1}, {4711, 99}).ok());
     ASSERT_TRUE(journal->AppendGone({"n1", 0}).ok());
     ASSERT_TRUE(journal->AppendFence("other", 9).ok());
   }
@@ -40,7 +40,8 @@ TEST_F(JournalTest, KeepsWhatIsNotGone) {
   ASSERT_TRUE(journal.ok()) << journal.status();
   ASSERT_EQ(journal->entries().size(), 1u);
   EXPECT_EQ(journal->entries()[0].key, (RankKey{"n1", 1}));
-  EXPECT_EQ(journal->entries()[0].pid, 4711);
+  EXPECT_EQ(journal->entries()[0].process, (ProcessId{4711, 99}));
+  EXPECT_EQ(journal->entries()[0].boot, BootId());
   EXPECT_EQ(journal->generations().at("job"), 3);
   EXPECT_EQ(journal->generations().at("other"), 9);
 }

@@ -1,0 +1,12 @@
+// Where plaintext may be served without being asked for.
+#pragma once
+
+#include "absl/strings/string_view.h"
+
+namespace upipe {
+
+// True when "host:port" or "[v6]:port" names this machine alone: localhost, ::1 or a dotted
+// 127.x.x.x address. Names are not resolved.
+bool IsLoopback(absl::string_view listen);
+
+}  // namespace upipe
