@@ -5,11 +5,13 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -17,6 +19,7 @@
 #include "common/log.h"
 #include "common/position_page.h"
 #include "common/status.h"
+#include "common/units.h"
 #include "engine/comm/ucx/ucx_communicator.h"
 #include "engine/parallel/plan_hash.h"
 #include "engine/train/rank_run.h"
@@ -26,6 +29,7 @@
 namespace upipe::worker {
 namespace {
 
+constexpr auto kDeadlineLook = std::chrono::milliseconds(100);
 constexpr absl::Duration kCommandPatience = absl::Minutes(10);  // the worker kills us long before
 constexpr absl::Duration kFarewellPatience = absl::Seconds(5);
 
@@ -124,6 +128,59 @@ bool IsPeerFailure(const absl::Status& status) {
   return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) || absl::IsAborted(status);
 }
 
+// Holds this rank to its worker's deadline for acting without a coordinator, also when the worker
+// is stopped and cannot kill: looked at before each step and, by a thread of its own, while the
+// rank waits inside one for a peer that has left.
+class DeadlineWatch {
+ public:
+  DeadlineWatch(const PositionPage& page, comm::Communicator& comm) : page_(page), comm_(comm) {
+    thread_ = std::thread([this] {
+      std::unique_lock lock(mutex_);
+      while (!done_.wait_for(lock, kDeadlineLook, [this] { return ending_; })) {
+        lock.unlock();
+        LeaveIfPast();
+        lock.lock();
+      }
+    });
+  }
+  ~DeadlineWatch() {
+    {
+      std::lock_guard lock(mutex_);
+      ending_ = true;
+    }
+    done_.notify_all();
+    thread_.join();
+  }
+  // Past the deadline: ends the communicator, and with it the step. The peers hear of it by the
+  // same deadline.
+  void LeaveIfPast() {
+    const absl::Duration deadline =
+        absl::Nanoseconds(page_.deadline_boot_nanos.load(std::memory_order_relaxed));
+    const BootTime now = SystemClock().Now();
+    if (deadline == absl::ZeroDuration() || now.since_boot < deadline) return;
+    std::lock_guard lock(mutex_);
+    if (!status_.ok()) return;
+    status_ = absl::AbortedError(
+        absl::StrCat("left: the worker's deadline for acting without its coordinator passed ",
+                     FormatTimeSpan(now.since_boot - deadline), " ago"));
+    comm_.Abort(status_);
+  }
+  // Not OK: why we left.
+  absl::Status status() {
+    std::lock_guard lock(mutex_);
+    return status_;
+  }
+
+ private:
+  const PositionPage& page_;
+  comm::Communicator& comm_;
+  std::mutex mutex_;
+  std::condition_variable done_;
+  bool ending_ = false;
+  absl::Status status_;
+  std::thread thread_;
+};
+
 class Trainer {
  public:
   Trainer(TrainerLink& link, Orders& orders, PositionPage& page)
@@ -154,24 +211,25 @@ class Trainer {
       peer_failure_ = IsPeerFailure(comm.status());
       return comm.status();
     }
+    DeadlineWatch watch(page_, **comm);
     const train::RankRun run{.plan = plan,
                              .rank = rank,
                              .comm = **comm,
                              .device = *device,
                              .position = &page_,
                              .on_step =
-                                 [this, &comm](const v1::StepReport& report) {
+                                 [this, &watch](const v1::StepReport& report) {
                                    SendReport(report);
-                                   LeavePastDeadline(**comm);
+                                   watch.LeaveIfPast();
                                  },
                              .on_running =
-                                 [this, &comm] {
+                                 [this, &watch] {
                                    SendRunning();
-                                   LeavePastDeadline(**comm);
+                                   watch.LeaveIfPast();
                                  },
                              .stop_requested = &stop_requested};
     const absl::Status status = train::TrainRank(run);
-    if (!past_deadline_.ok()) return past_deadline_;
+    UPIPE_RETURN_IF_ERROR(watch.status());
     peer_failure_ = IsPeerFailure(status);
     return status;
   }
@@ -179,20 +237,6 @@ class Trainer {
   bool peer_failure() const { return peer_failure_; }
 
  private:
-  // At a step boundary. The worker kills us at the same deadline; this holds when it is stopped
-  // itself. The peers hear of it by the communicator's end.
-  void LeavePastDeadline(comm::Communicator& comm) {
-    const absl::Duration deadline =
-        absl::Nanoseconds(page_.deadline_boot_nanos.load(std::memory_order_relaxed));
-    const BootTime now = SystemClock().Now();
-    if (deadline == absl::ZeroDuration() || now.since_boot < deadline) return;
-    past_deadline_ = absl::AbortedError(
-        absl::StrCat("left at a step boundary: the worker's deadline for acting without its "
-                     "coordinator passed ",
-                     absl::FormatDuration(now.since_boot - deadline), " ago"));
-    stop_requested = true;
-    comm.Abort(past_deadline_);
-  }
   void SendReady(const std::string& address, uint64_t plan_hash) {
     v1::TrainerMessage message;
     message.mutable_ready()->set_address(address);
@@ -214,7 +258,6 @@ class Trainer {
   Orders& orders_;
   PositionPage& page_;
   bool peer_failure_ = false;
-  absl::Status past_deadline_;  // not OK: why we leave
 };
 
 int Main() {
@@ -252,7 +295,10 @@ int Main() {
     UPIPE_LOG(ERROR) << status.ToString();
   }
   link->Finish(finished, kFarewellPatience);
-  return status.ok() ? 0 : 1;
+  // Not by return: a stream whose socket a stopped worker no longer drains cannot be taken down,
+  // and everything else is.
+  std::fflush(nullptr);
+  _exit(status.ok() ? 0 : 1);
 }
 
 }  // namespace
