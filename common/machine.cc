@@ -1,7 +1,12 @@
 #include "common/machine.h"
 
+#include <limits.h>
+#include <unistd.h>
+
 #include <fstream>
 #include <string>
+
+#include "common/check.h"
 
 namespace upipe {
 
@@ -14,6 +19,12 @@ absl::StatusOr<int64_t> AvailableMemoryBytes() {
     if (key == "MemAvailable:") return kib * 1024;
   }
   return absl::UnavailableError("/proc/meminfo has no MemAvailable line");
+}
+
+std::string HostName() {
+  char name[HOST_NAME_MAX + 1] = {};
+  UPIPE_CHECK(gethostname(name, sizeof(name) - 1) == 0);
+  return name;
 }
 
 }  // namespace upipe

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "absl/status/statusor.h"
 
@@ -9,5 +10,8 @@ namespace upipe {
 
 // MemAvailable of /proc/meminfo. Unavailable when it cannot be read.
 absl::StatusOr<int64_t> AvailableMemoryBytes();
+
+// The machine's own name for itself.
+std::string HostName();
 
 }  // namespace upipe

@@ -22,12 +22,6 @@
 namespace upipe::worker {
 namespace {
 
-std::string HostName() {
-  char name[256] = "localhost";
-  gethostname(name, sizeof name - 1);
-  return name;
-}
-
 std::string BesideThisBinary(const std::string& name) {
   std::error_code error;
   return (std::filesystem::read_symlink("/proc/self/exe", error).parent_path() / name).string();

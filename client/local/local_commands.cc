@@ -27,6 +27,7 @@
 #include "client/render.h"
 #include "common/check.h"
 #include "common/clock.h"
+#include "common/machine.h"
 #include "common/status.h"
 #include "common/units.h"
 
@@ -89,23 +90,6 @@ std::string LogTail(const LocalDaemon& daemon) {
   std::string tail;
   for (size_t i = skip; i < lines.size(); ++i) absl::StrAppend(&tail, "\n  ", Printable(lines[i]));
   return tail;
-}
-
-int64_t MemAvailableBytes() {
-  for (absl::string_view line : absl::StrSplit(ReadText("/proc/meminfo"), '\n')) {
-    int64_t kib = 0;
-    if (absl::ConsumePrefix(&line, "MemAvailable:") && absl::ConsumeSuffix(&line, "kB") &&
-        absl::SimpleAtoi(absl::StripAsciiWhitespace(line), &kib)) {
-      return kib * 1024;
-    }
-  }
-  return 0;
-}
-
-std::string HostName() {
-  char name[HOST_NAME_MAX + 1] = {};
-  UPIPE_CHECK(gethostname(name, sizeof(name) - 1) == 0);
-  return name;
 }
 
 // Asks every daemon of `cluster` to end, workers before the coordinator, and kills what has not
@@ -203,7 +187,8 @@ class ClusterStarter {
   absl::Status StartWorker(int index) {
     const std::string name = absl::StrCat("worker-", index);
     const int64_t ranks = int64_t{options_.workers} * options_.ranks_per_worker;
-    const int64_t memory = options_.memory_per_rank.value_or(MemAvailableBytes() / ranks);
+    const int64_t memory =
+        options_.memory_per_rank.value_or(AvailableMemoryBytes().value_or(0) / ranks);
     return Launch(
         name, {console_.binary_dir + "/upipe-worker", "--coordinator", cluster_.address, "--name",
                name, "--node", HostName(), "--slots", absl::StrCat(options_.ranks_per_worker),
