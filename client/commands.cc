@@ -67,6 +67,11 @@ int WatchJob(Console& console, const std::string& id) {
 }  // namespace
 
 int Submit(Console& console, const SubmitOptions& options) {
+  if (options.watch && options.json) {
+    console.err
+        << "upipe: --watch shows progress as text and -o json prints one message: choose one\n";
+    return kExitWrongRequest;
+  }
   absl::StatusOr<v1::JobSpec> spec = ReadJobSpecFile(options.path, options.overrides);
   if (!spec.ok()) {
     console.err << spec.status().message() << "\n";

@@ -80,6 +80,12 @@ TEST_F(CommandsTest, SubmitChecksTheFileBeforeAskingAnyone) {
   EXPECT_THAT(coordinator_.submitted, IsEmpty());
 }
 
+TEST_F(CommandsTest, SubmitPrintsProgressOrOneMessageNotBoth) {
+  EXPECT_EQ(Submit(console_, {.path = Sample(), .watch = true, .json = true}), kExitWrongRequest);
+  EXPECT_THAT(err_.str(), HasSubstr("choose one"));
+  EXPECT_THAT(coordinator_.submitted, IsEmpty());
+}
+
 TEST_F(CommandsTest, SubmitAwaitsThePlan) {
   coordinator_.submit_answers = {JobIn(v1::JOB_STATE_PLANNING)};
   v1::Job queued = JobIn(v1::JOB_STATE_QUEUED);
