@@ -129,6 +129,7 @@ TEST_F(SystemTest, BadInputIsRefusedWithItsNumberAndStartsNothing) {
        {"garbage.yaml"}},
       {{"submit", cluster_.folder() + "/missing.yaml"}, {"missing.yaml"}},
       {{"submit", good, "--set", "model.vocab_size=100"}, {"257", "100"}},
+      {{"submit", good, "--set", "parallel.isa_cap=AVX9"}, {"AVX9", "AVX2"}},
   };
   for (const Bad& bad : cases) {
     const CommandResult result = cluster_.Upipe(bad.arguments);
@@ -152,6 +153,16 @@ TEST_F(SystemTest, BadInputIsRefusedWithItsNumberAndStartsNothing) {
     EXPECT_TRUE(testing::TrainersOf(job.value("id", "?")).empty());
   }
   ExpectAllSlotsFree();
+}
+
+TEST(Coordinator, ServesPlaintextMetricsOnLoopbackOnly) {
+  const CommandResult result =
+      testing::RunCommand({testing::BinDir() + "/upipe-coordinator", "--state-dir",
+                           absl::StrCat(::testing::TempDir(), "upipe-metrics-", getpid()),
+                           "--metrics-listen", "0.0.0.0:0"},
+                          absl::Seconds(10));
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.errors, HasSubstr("--insecure-listen"));
 }
 
 }  // namespace
