@@ -31,6 +31,7 @@ struct Console {
   Clock& clock;
   std::function<void(absl::Duration)> pause;  // between attempts to reach the coordinator
   std::optional<size_t> terminal_width;       // present: `out` is a terminal that can be redrawn
+  bool json = false;  // answers are proto messages as JSON, errors and remarks JSON lines on `err`
 };
 
 struct SubmitOptions {
@@ -38,16 +39,23 @@ struct SubmitOptions {
   std::vector<std::string> overrides;
   std::string request_id;  // empty: a random one
   bool watch = false;
-  bool json = false;
 };
 // Checks the file here first; retries the same request id while the coordinator is away; returns
-// when the job is planned or, with watch, ended. A job whose plan is refused is a failure.
+// when the job is planned or, with watch, ended. A job whose plan is refused is a failure. In JSON
+// one Job, or, with watch, one WatchResponse a line.
 int Submit(Console& console, const SubmitOptions& options);
 
-int List(Console& console, bool json);
-int Describe(Console& console, const std::string& job, bool json);
+struct ListOptions {
+  std::vector<v1::JobState> states;  // empty: all
+  std::string name;                  // what ids begin with
+  std::optional<absl::Time> since;   // submitted at or after
+  std::optional<absl::Time> until;   // submitted before
+  std::optional<int64_t> limit;      // the newest so many
+};
+int List(Console& console, const ListOptions& options);
+int Describe(Console& console, const std::string& job);
 int Cancel(Console& console, const std::string& job);
-int Nodes(Console& console, bool json);
+int Nodes(Console& console);
 
 struct LogsOptions {
   std::string job;
@@ -55,10 +63,13 @@ struct LogsOptions {
   bool follow = false;
   std::optional<int64_t> tail;  // last lines only
 };
+// The bytes of the log on `out`; with follow, waits for the job to start, goes on until its rank is
+// gone, and ends with one line on `err` that says how the job ended.
 int Logs(Console& console, const LogsOptions& options);
 
 // Until the job ends or `timeout` is over.
 int Wait(Console& console, const std::string& job, absl::Duration timeout);
+// In JSON one WatchResponse a line.
 int Watch(Console& console, const std::string& job);
 
 }  // namespace upipe::client

@@ -65,13 +65,7 @@ void LiveView::Finish() {
     ShowAsLines({}, false);
   }
   if (!IsTerminal(job().state())) return;
-  console_.out << job().id() << " " << ShownState(job());
-  if (job().started_unix_millis() != 0) {
-    console_.out << " after "
-                 << FormatTimeSpan(absl::Milliseconds(job().ended_unix_millis() -
-                                                      job().started_unix_millis()));
-  }
-  console_.out << "\n" << std::flush;
+  console_.out << EndLine(job()) << "\n" << std::flush;
 }
 
 }  // namespace upipe::client

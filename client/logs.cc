@@ -9,6 +9,10 @@
 #include "absl/strings/string_view.h"
 #include "client/commands.h"
 #include "client/follow.h"
+#include "client/render.h"
+#include "client/report.h"
+#include "common/errors/rpc_error.h"
+#include "common/status.h"
 
 namespace upipe::client {
 namespace {
@@ -32,8 +36,9 @@ absl::string_view LastLines(absl::string_view text, int64_t lines) {
 // Reads one rank's log, remembering how far it got, so that a lost connection costs nothing.
 class LogReader {
  public:
-  LogReader(Console& console, v1::LogsRequest request)
-      : console_(console), request_(std::move(request)) {}
+  // `may_begin`: the rank may still have to be started, so a missing log is waited for.
+  LogReader(Console& console, v1::LogsRequest request, bool may_begin)
+      : console_(console), request_(std::move(request)), may_begin_(may_begin) {}
 
   // Prints all there is from the offset on; with follow, until the rank is gone.
   absl::Status Print(bool follow) {
@@ -60,8 +65,8 @@ class LogReader {
       bool heard = false;
       const absl::Status status =
           console_.coordinator.Logs(request_, [&](const v1::LogsResponse& message) {
-            heard = true;
-            if (!message.gap().empty()) console_.err << "[" << message.gap() << "]\n";
+            heard = heard_ = true;
+            if (!message.gap().empty()) Note(console_, absl::StrCat("[", message.gap(), "]"));
             on_data(message.data());
             if (!message.data()
                      .empty()) {  // an empty one only says that the rank's worker is there
@@ -69,35 +74,82 @@ class LogReader {
             }
             return true;
           });
-      if (!IsOutage(status)) return status;
+      if (!IsWorthARetry(status)) return status;
       if (heard) outage.emplace(console_, kOutageLimit);
       if (!outage->PauseBeforeRetry(status)) return status;
     }
   }
 
+  // A log whose worker is away is not waited for, unless it was being read.
+  bool IsWorthARetry(const absl::Status& status) const {
+    if (HasReason(status, Reason::kWorkerLost)) return false;
+    if (HasReason(status, Reason::kWorkerDisconnected)) return heard_;
+    if (HasReason(status, Reason::kLogNotFound)) return may_begin_ && !heard_;
+    return IsOutage(status);
+  }
+
   Console& console_;
   v1::LogsRequest request_;
+  const bool may_begin_;
+  bool heard_ = false;
 };
+
+// Follows the job until `enough` holds of it.
+template <typename Enough>
+absl::StatusOr<v1::Job> AwaitJob(Console& console, const std::string& id, Enough enough) {
+  v1::Job job;
+  const absl::Status followed =
+      FollowJob(console, id, absl::InfiniteDuration(), [&](const v1::WatchResponse& message) {
+        if (message.has_job()) job = message.job();
+        return !enough(job);
+      });
+  if (!followed.ok()) return followed;
+  return job;
+}
+
+// Waits until the job is placed, saying once what it waits for.
+absl::StatusOr<v1::Job> AwaitStart(Console& console, const std::string& id) {
+  bool told = false;
+  return AwaitJob(console, id, [&](const v1::Job& job) {
+    if (job.state() != v1::JOB_STATE_PLANNING && job.state() != v1::JOB_STATE_QUEUED) return true;
+    if (!told) {
+      Note(console,
+           absl::StrCat("upipe: ", id, " is ", ShownState(job), ": the log begins when it starts",
+                        job.reason().empty() ? "" : "; ", job.reason()));
+    }
+    told = true;
+    return false;
+  });
+}
+
+absl::Status PrintLog(Console& console, const LogsOptions& options, const std::string& id) {
+  bool may_begin = false;
+  if (options.follow) {
+    UPIPE_ASSIGN_OR_RETURN(const v1::Job job, AwaitStart(console, id));
+    may_begin = !IsTerminal(job.state());
+  }
+  v1::LogsRequest request;
+  request.set_id(id);
+  request.set_rank(options.rank);
+  LogReader reader(console, request, may_begin);
+  if (options.tail.has_value()) UPIPE_RETURN_IF_ERROR(reader.PrintTail(*options.tail));
+  if (!options.follow && options.tail.has_value()) return absl::OkStatus();
+  UPIPE_RETURN_IF_ERROR(reader.Print(options.follow));
+  if (!options.follow) return absl::OkStatus();
+  UPIPE_ASSIGN_OR_RETURN(const v1::Job job, AwaitJob(console, id, [](const v1::Job& job) {
+                           return IsTerminal(job.state());
+                         }));
+  Note(console, absl::StrCat("upipe: ", EndLine(job)));
+  return absl::OkStatus();
+}
 
 }  // namespace
 
 int Logs(Console& console, const LogsOptions& options) {
-  const auto fail = [&](const absl::Status& status) {
-    console.err << "upipe: " << status.message() << "\n";
-    const bool wrong = absl::IsInvalidArgument(status) || absl::IsNotFound(status);
-    return wrong ? kExitWrongRequest : kExitFailed;
-  };
   const absl::StatusOr<std::string> id = ResolveJob(console, options.job);
-  if (!id.ok()) return fail(id.status());
-  v1::LogsRequest request;
-  request.set_id(*id);
-  request.set_rank(options.rank);
-  LogReader reader(console, request);
-  absl::Status status;
-  if (options.tail.has_value()) status = reader.PrintTail(*options.tail);
-  if (status.ok() && (options.follow || !options.tail.has_value()))
-    status = reader.Print(options.follow);
-  return status.ok() ? kExitDone : fail(status);
+  if (!id.ok()) return Report(console, id.status());
+  const absl::Status status = PrintLog(console, options, *id);
+  return status.ok() ? kExitDone : Report(console, status);
 }
 
 }  // namespace upipe::client

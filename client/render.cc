@@ -205,6 +205,15 @@ std::string SlotsSummary(const v1::Node& node) {
   return text.empty() ? "none" : text;
 }
 
+std::string ToJson(const google::protobuf::Message& message,
+                   google::protobuf::util::JsonPrintOptions options) {
+  options.preserve_proto_field_names = true;
+  std::string json;
+  const auto status = google::protobuf::util::MessageToJsonString(message, &json, options);
+  UPIPE_CHECK(status.ok()) << status.ToString();
+  return json;
+}
+
 }  // namespace
 
 std::string ShownState(const v1::Job& job) {
@@ -215,6 +224,16 @@ std::string ShownState(const v1::Job& job) {
 bool IsTerminal(v1::JobState state) {
   return state == v1::JOB_STATE_SUCCEEDED || state == v1::JOB_STATE_FAILED ||
          state == v1::JOB_STATE_CANCELLED;
+}
+
+std::string EndLine(const v1::Job& job) {
+  std::string line = absl::StrCat(job.id(), " ", ShownState(job));
+  if (job.started_unix_millis() != 0) {
+    absl::StrAppend(
+        &line, " after ",
+        FormatTimeSpan(absl::Milliseconds(job.ended_unix_millis() - job.started_unix_millis())));
+  }
+  return line;
 }
 
 std::string ParallelSummary(const v1::JobSpec& spec) {
@@ -339,11 +358,10 @@ std::string RenderJson(const google::protobuf::Message& message) {
   google::protobuf::util::JsonPrintOptions options;
   options.add_whitespace = true;
   options.always_print_primitive_fields = true;
-  options.preserve_proto_field_names = true;
-  std::string json;
-  const auto status = google::protobuf::util::MessageToJsonString(message, &json, options);
-  UPIPE_CHECK(status.ok()) << status.ToString();
-  return json;
+  return ToJson(message, options);
 }
 
+std::string RenderJsonLine(const google::protobuf::Message& message) {
+  return ToJson(message, {}) + "\n";
+}
 }  // namespace upipe::client

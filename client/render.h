@@ -37,9 +37,15 @@ std::string RenderNodes(const v1::ListNodesResponse& nodes);
 // are always there.
 std::string RenderJson(const google::protobuf::Message& message);
 
+// The same on one line, newline included, unset fields left out: for streams.
+std::string RenderJsonLine(const google::protobuf::Message& message);
+
 // "CANCELLING": what the coordinator shows, else the state's own name.
 std::string ShownState(const v1::Job& job);
 bool IsTerminal(v1::JobState state);
+
+// "demo-x3kqab SUCCEEDED after 5.0 s": the last word on a job that has ended.
+std::string EndLine(const v1::Job& job);
 
 // "8 heads on 4 ranks, upipe, U = 4": the parallel part of a spec in a few words.
 std::string ParallelSummary(const v1::JobSpec& spec);

@@ -19,13 +19,15 @@
 #include "common/units.h"
 #include "coordinator/rpc/server.h"
 #include "coordinator/runtime/loop.h"
+#include "coordinator/runtime/step_recorder.h"
 #include "coordinator/store/sqlite_store.h"
 
 namespace upipe::coordinator {
 namespace {
 
 constexpr int64_t kBallastBytes = 16 << 20;
-constexpr int kExitStoreFailed = 74;  // EX_IOERR
+constexpr int64_t kMetricsLeaveBytes = 2 * kBallastBytes;  // metrics.jsonl must not cost a submit
+constexpr int kExitStoreFailed = 74;                       // EX_IOERR
 
 struct Flags {
   std::string listen = "127.0.0.1:0";
@@ -132,7 +134,8 @@ void PrintConfiguration(const Flags& flags, const Loop& loop, const std::string&
                   << " margin=" << absl::FormatDuration(timing.margin)
                   << " expiry=" << absl::FormatDuration(timing.Expiry())
                   << " start-deadline=" << absl::FormatDuration(timing.start_deadline)
-                  << " ballast=" << FormatBytes(kBallastBytes);
+                  << " ballast=" << FormatBytes(kBallastBytes) << " metrics=" << flags.state_dir
+                  << "/jobs/JOB/metrics.jsonl, leaving " << FormatBytes(kMetricsLeaveBytes);
 }
 
 // Signals are blocked in every thread; returns the one that came.
@@ -165,6 +168,7 @@ absl::Status Serve(Flags flags) {
                      flags.metrics_listen, "; use 127.0.0.1 or give --insecure-listen"));
   }
   UPIPE_ASSIGN_OR_RETURN(std::unique_ptr<Metrics> metrics, Metrics::Serve(flags.metrics_listen));
+  StepRecorder steps({.jobs_dir = flags.state_dir + "/jobs", .min_free_bytes = kMetricsLeaveBytes});
   LogRelay logs;
   Loop::Options options;
   options.timing = TimingOf(flags);
@@ -173,6 +177,9 @@ absl::Status Serve(Flags flags) {
   options.insecure_listen = flags.insecure_listen;
   options.on_tick = [&logs, patience = options.timing.kill_bound](BootTime now) {
     logs.Expire(now, patience);
+  };
+  options.on_report = [&steps](const std::string& job_id, const v1::StepReport& report) {
+    steps.Record(job_id, report);
   };
   options.on_failed = [](absl::Status status) {
     UPIPE_LOG(ERROR) << "the store failed, ending at once: " << status;
@@ -191,6 +198,7 @@ absl::Status Serve(Flags flags) {
   }
   loop->Stop();
   deciding.join();
+  logs.End(Stopping());
   server->Shutdown(absl::Milliseconds(500));
   // Its HTTP server needs up to two seconds to stop and has nothing to lose: it ends with the
   // process.

@@ -98,7 +98,8 @@ absl::StatusOr<RankDryRun> DryRunRank(const v1::RunPlan& plan, int rank) {
   UPIPE_ASSIGN_OR_RETURN(auto device, kernels::CreateDryDevice(plan.spec().parallel().backend()));
   comm::DryCommunicator comm(rank, plan.spec().parallel().ranks());
   const auto stream = device->CreateStream("compute");
-  const engine::RankContext context(*device, *stream, comm, nullptr);
+  const engine::RankContext context(*device, *stream, comm, nullptr,
+                                    model::StorageTypeOf(plan.spec().train()));
   UPIPE_ASSIGN_OR_RETURN(auto step, train::TrainStep::Create(context, plan));
   device->ResetCounts();
   const comm::CommStats before = comm.stats();
@@ -139,14 +140,16 @@ absl::StatusOr<v1::RunPlan> MakeRunPlan(const v1::JobSpec& spec, const PlanLimit
   plan.set_padded_context(tokens.padded_context);
   plan.set_tokens_per_rank(tokens.tokens_per_rank);
   plan.set_num_parameters(
-      model::ParameterLayout::Make(model::ModelConfig::From(full.model()), full.parallel().ranks())
+      model::ParameterLayout::Make(model::ModelConfig::From(full.model(), full.train().context()),
+                                   full.parallel().ranks())
           .num_parameters);
   plan.set_model_flops(ModelFlops(full.model(), full.train().context()));
   for (int rank = 0; rank < full.parallel().ranks(); ++rank) {
     UPIPE_ASSIGN_OR_RETURN(RankDryRun dry, DryRunRank(plan, rank));
     *plan.add_ranks() = std::move(dry.rank);
   }
-  plan.set_attention_kernel(absl::StrCat(full.parallel().backend(), " own fp32"));
+  plan.set_attention_kernel(
+      absl::StrCat(full.parallel().backend(), " own ", NameOf(model::StorageTypeOf(full.train()))));
   for (const std::string& warning : JobSpecWarnings(full)) plan.add_notes(warning);
   plan.add_notes("bit-identical on equal instruction set, threads per rank and library versions");
   const int64_t available =

@@ -10,13 +10,15 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "common/cpu_placement.h"
 #include "common/machine.h"
+#include "common/metrics/step_line.h"
 #include "common/spec/yaml_spec.h"
 #include "common/status.h"
 #include "common/units.h"
 #include "engine/comm/inproc/inproc_communicator.h"
 #include "engine/train/rank_run.h"
-#include "google/protobuf/util/json_util.h"
 #include "kernels/cpu/isa.h"
 #include "planner/plan.h"
 #include "planner/render.h"
@@ -31,6 +33,7 @@ struct Flags {
   std::vector<std::string> overrides;
   std::string metrics_file;
   bool quiet = false;
+  bool place = true;
 };
 
 // Prints rank 0's reports and keeps every rank's in the metrics file, one JSON object a line.
@@ -48,14 +51,7 @@ class Reporter {
 
   void OnStep(int rank, const v1::StepReport& report) {
     const std::lock_guard lock(mutex_);
-    if (metrics_.is_open()) {
-      std::string json;
-      google::protobuf::util::JsonPrintOptions options;
-      options.preserve_proto_field_names = true;
-      if (google::protobuf::util::MessageToJsonString(report, &json, options).ok()) {
-        metrics_ << "{\"rank\":" << rank << ",\"report\":" << json << "}\n";
-      }
-    }
+    if (metrics_.is_open()) metrics_ << FormatStepLine({.rank = rank, .report = report}) << "\n";
     if (rank != 0 || quiet_) return;
     std::cout << absl::StrFormat("step %d/%d  loss %.4f  grad norm %.3f  %.0f tokens/s  peak %s",
                                  report.step(), report.total_steps(), report.loss(),
@@ -72,11 +68,33 @@ class Reporter {
   std::ofstream metrics_;
 };
 
-absl::Status RunRanks(const v1::RunPlan& plan, Reporter& reporter) {
+// CPUs of each rank; empty, in words for people, when the machine has too few free ones for all.
+absl::StatusOr<std::vector<CpuClaim>> ClaimCpus(const v1::ParallelSpec& parallel) {
+  std::vector<CpuClaim> claims;
+  for (int rank = 0; rank < parallel.ranks(); ++rank) {
+    UPIPE_ASSIGN_OR_RETURN(claims.emplace_back(),
+                           CpuClaim::Take(parallel.ranks(), parallel.threads_per_rank()));
+  }
+  return claims;
+}
+
+std::string DescribeClaims(const absl::StatusOr<std::vector<CpuClaim>>& claims) {
+  if (!claims.ok()) return absl::StrCat("any (", claims.status().message(), ")");
+  return absl::StrJoin(*claims, " | ", [](std::string* out, const CpuClaim& claim) {
+    absl::StrAppend(out, FormatCpuList(claim.cpus()));
+  });
+}
+
+absl::Status RunRanks(const v1::RunPlan& plan, const std::vector<CpuClaim>& claims,
+                      Reporter& reporter) {
   const int ranks = plan.spec().parallel().ranks();
   std::vector<std::unique_ptr<kernels::Device>> devices;
+  const auto cpus_of = [&claims](int rank) {
+    return claims.empty() ? std::vector<int>() : claims[rank].cpus();
+  };
   for (int rank = 0; rank < ranks; ++rank) {
-    UPIPE_ASSIGN_OR_RETURN(devices.emplace_back(), train::CreateRankDevice(plan, rank));
+    UPIPE_ASSIGN_OR_RETURN(devices.emplace_back(),
+                           train::CreateRankDevice(plan, rank, cpus_of(rank)));
   }
   const auto comms = comm::InprocGroup::Create(
       ranks, {.deadline = train::CollectiveDeadline(plan), .observer = {}});
@@ -84,6 +102,7 @@ absl::Status RunRanks(const v1::RunPlan& plan, Reporter& reporter) {
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank) {
     threads.emplace_back([&, rank] {
+      if (!claims.empty()) PlaceThisThread(claims[rank].cpus()).IgnoreError();
       statuses[rank] = train::TrainRank({
           .plan = plan,
           .rank = rank,
@@ -108,12 +127,17 @@ absl::Status Run(const Flags& flags) {
   if (!plan.spec().parallel().isa_cap().empty()) {
     UPIPE_RETURN_IF_ERROR(kernels::CapIsa(plan.spec().parallel().isa_cap()));
   }
-  if (!flags.quiet) std::cout << RenderPlan(plan) << "\n";
+  absl::StatusOr<std::vector<CpuClaim>> claims = absl::CancelledError("--no-cpu-placement");
+  if (flags.place) claims = ClaimCpus(plan.spec().parallel());
+  if (!flags.quiet) {
+    std::cout << RenderPlan(plan) << "cpus       " << DescribeClaims(claims) << "\n\n";
+  }
+  if (!claims.ok()) claims = std::vector<CpuClaim>();
   Reporter reporter(flags);
   if (!reporter.ok()) {
     return absl::PermissionDeniedError(absl::StrCat("cannot write ", flags.metrics_file));
   }
-  UPIPE_RETURN_IF_ERROR(RunRanks(plan, reporter));
+  UPIPE_RETURN_IF_ERROR(RunRanks(plan, *claims, reporter));
   if (reporter.Flush()) return absl::OkStatus();
   return absl::ResourceExhaustedError(
       absl::StrCat("trained, but ", flags.metrics_file, " lacks records: writing to it failed"));
@@ -128,7 +152,10 @@ int Main(int argc, char** argv) {
   app.add_option("--set", flags.overrides, "override a field, path=value (repeatable)")
       ->allow_extra_args(false);
   app.add_option("--metrics", flags.metrics_file,
-                 "write every step report of every rank here, JSON lines");
+                 "write every step report of every rank here, JSON lines (docs/metrics.md)");
+  app.add_flag("!--no-cpu-placement", flags.place,
+               "let the kernel choose the CPUs of ranks (default: each rank its own, where there "
+               "are enough)");
   app.add_flag("--quiet", flags.quiet, "print nothing but errors");
   CLI11_PARSE(app, argc, argv);
   std::signal(SIGINT, [](int) { stop_requested = true; });

@@ -54,7 +54,7 @@ std::vector<std::string> TrainerEnvironment() {
 std::string BestIsa() {
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq")) {
-    return "AVX3";
+    return __builtin_cpu_supports("avx512bf16") ? "AVX3_BF16" : "AVX3";
   }
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return "AVX2";
   return __builtin_cpu_supports("sse4.1") ? "SSE4" : "SCALAR";
@@ -86,6 +86,9 @@ void Declare(CLI::App& app, Flags& flags) {
       ->capture_default_str();
   app.add_flag("!--no-cgroup", o.allow_cgroup,
                "Hold trainers by subreaper although cgroup2 is writable");
+  app.add_flag("!--no-cpu-placement", o.place_ranks,
+               "Let the kernel choose the CPUs of ranks (default: each rank its own, where the "
+               "node has enough for its job)");
 }
 
 absl::Status FillDefaults(Flags& flags) {

@@ -3,6 +3,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstdio>
@@ -12,10 +13,12 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "common/clock.h"
+#include "common/cpu_placement.h"
 #include "common/log.h"
 #include "common/position_page.h"
 #include "common/status.h"
@@ -39,6 +42,7 @@ struct Environment {
   std::string socket;
   v1::RankRef ref;
   int position_fd = -1;
+  bool place = true;  // on CPUs of its own
 };
 
 absl::StatusOr<Environment> ReadEnvironment() {
@@ -60,6 +64,7 @@ absl::StatusOr<Environment> ReadEnvironment() {
         "UPIPE_SOCKET, UPIPE_GENERATION, UPIPE_RANK and UPIPE_POSITION_FD must be set: only "
         "upipe-worker starts this");
   }
+  environment.place = read("UPIPE_CPU_PLACEMENT") != "off";
   fence.set_generation(generation);
   environment.ref.set_rank(rank);
   return environment;
@@ -96,6 +101,20 @@ class Orders {
   std::optional<v1::Assignment> assignment_;
   std::optional<v1::Peers> peers_;
 };
+
+// CPUs for one rank alone, with every thread of this process on them. An error, in words for the
+// log, leaves it anywhere.
+absl::StatusOr<CpuClaim> Place(const v1::Assignment& assignment, bool wanted) {
+  if (!wanted) return absl::CancelledError("the worker was told --no-cpu-placement");
+  const auto& nodes = assignment.node_ids();
+  const int rank = assignment.ref().rank();
+  const auto here = rank < nodes.size() ? std::count(nodes.begin(), nodes.end(), nodes[rank]) : 1;
+  UPIPE_ASSIGN_OR_RETURN(CpuClaim claim,
+                         CpuClaim::Take(static_cast<int>(here),
+                                        assignment.plan().spec().parallel().threads_per_rank()));
+  UPIPE_RETURN_IF_ERROR(PlaceProcess(claim.cpus()));
+  return claim;
+}
 
 comm::CommOptions OptionsFor(const v1::RunPlan& plan, PositionPage& page) {
   comm::CommOptions options;
@@ -183,8 +202,8 @@ class DeadlineWatch {
 
 class Trainer {
  public:
-  Trainer(TrainerLink& link, Orders& orders, PositionPage& page)
-      : link_(link), orders_(orders), page_(page) {}
+  Trainer(TrainerLink& link, Orders& orders, PositionPage& page, bool place)
+      : link_(link), orders_(orders), page_(page), place_(place) {}
 
   absl::Status Run() {
     UPIPE_ASSIGN_OR_RETURN(const v1::Assignment assignment, orders_.AwaitAssignment());
@@ -196,13 +215,17 @@ class Trainer {
     if (const std::string& cap = plan.spec().parallel().isa_cap(); !cap.empty()) {
       UPIPE_RETURN_IF_ERROR(kernels::CapIsa(cap));
     }
+    const absl::StatusOr<CpuClaim> placed = Place(assignment, place_);
+    const std::vector<int> cpus = placed.ok() ? placed->cpus() : std::vector<int>();
     UPIPE_ASSIGN_OR_RETURN(const std::unique_ptr<kernels::Device> device,
-                           train::CreateRankDevice(plan, rank));
+                           train::CreateRankDevice(plan, rank, cpus));
     UPIPE_ASSIGN_OR_RETURN(const std::unique_ptr<comm::UcxContext> ucx,
                            comm::UcxContext::Create({}));
     UPIPE_LOG(INFO) << "rank " << rank << " of " << plan.spec().parallel().ranks() << " on "
-                    << device->name() << " " << kernels::DispatchedIsa() << ", process "
-                    << getpid();
+                    << device->name() << " " << kernels::DispatchedIsa() << ", process " << getpid()
+                    << ", cpus "
+                    << (placed.ok() ? FormatCpuList(cpus)
+                                    : absl::StrCat("any: ", placed.status().message()));
     SendReady(ucx->address(), parallel::HashOf(plan));
     UPIPE_ASSIGN_OR_RETURN(const v1::Peers peers, orders_.AwaitPeers());
     absl::StatusOr<std::unique_ptr<comm::Communicator>> comm =
@@ -257,6 +280,7 @@ class Trainer {
   TrainerLink& link_;
   Orders& orders_;
   PositionPage& page_;
+  const bool place_;
   bool peer_failure_ = false;
 };
 
@@ -285,7 +309,7 @@ int Main() {
                            UPIPE_LOG(ERROR) << "the worker closed the stream: leaving";
                            _exit(3);
                          }});
-  Trainer trainer(*link, orders, position->page());
+  Trainer trainer(*link, orders, position->page(), environment->place);
   const absl::Status status = trainer.Run();
   v1::TrainerFinished finished;
   finished.set_code(static_cast<int>(status.code()));

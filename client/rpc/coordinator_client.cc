@@ -9,34 +9,18 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/errors/rpc_error.h"
 #include "upipe/v1/job_service.grpc.pb.h"
 #include "upipe/v1/node_service.grpc.pb.h"
-#include "upipe/v1/rpc_error.pb.h"
 
 namespace upipe::client {
 namespace {
 
-constexpr absl::Duration kUnaryDeadline = absl::Seconds(10);
-
-// Field violations the coordinator attached, one per line.
-std::string Violations(const grpc::Status& status) {
-  google::rpc::Status details;
-  std::string lines;
-  if (!details.ParseFromString(status.error_details())) return lines;
-  for (const google::protobuf::Any& detail : details.details()) {
-    google::rpc::BadRequest bad_request;
-    if (!detail.UnpackTo(&bad_request)) continue;
-    for (const auto& violation : bad_request.field_violations()) {
-      absl::StrAppend(&lines, "\n", violation.field(), ": ", violation.description());
-    }
-  }
-  return lines;
-}
-
 class GrpcCoordinatorClient : public CoordinatorClient {
  public:
-  explicit GrpcCoordinatorClient(std::string address)
+  GrpcCoordinatorClient(std::string address, absl::Duration deadline)
       : address_(std::move(address)),
+        deadline_(deadline),
         channel_(grpc::CreateCustomChannel(address_, grpc::InsecureChannelCredentials(),
                                            ChannelArguments())),
         jobs_(v1::JobService::NewStub(channel_)),
@@ -112,8 +96,7 @@ class GrpcCoordinatorClient : public CoordinatorClient {
   template <typename Response, typename Call, typename Take>
   auto Unary(Call call, Take take) -> absl::StatusOr<decltype(take(std::declval<Response&>()))> {
     grpc::ClientContext context;
-    context.set_deadline(std::chrono::system_clock::now() +
-                         absl::ToChronoNanoseconds(kUnaryDeadline));
+    context.set_deadline(std::chrono::system_clock::now() + absl::ToChronoNanoseconds(deadline_));
     Response response;
     const grpc::Status status = call(&context, &response);
     if (!status.ok()) return ToAbsl(status);
@@ -136,26 +119,34 @@ class GrpcCoordinatorClient : public CoordinatorClient {
     const auto code =
         static_cast<absl::StatusCode>(status.error_code());  // the numbers are the same
     if (status.ok()) return absl::OkStatus();
+    absl::Status error = DecodeError(code, status.error_message(), status.error_details());
+    if (!ErrorInfoOf(error).reason().empty() && code != absl::StatusCode::kCancelled) return error;
     if (code == absl::StatusCode::kUnavailable && status.error_details().empty()) {
-      return absl::UnavailableError(
+      return Failure(
+          Reason::kCoordinatorUnreachable,
           absl::StrCat("cannot reach the coordinator at ", address_, ": ", status.error_message()));
     }
     if (code == absl::StatusCode::kCancelled) {  // never by us: those calls have returned already
-      return absl::UnavailableError(
-          absl::StrCat("the coordinator at ", address_, " shut down or dropped the call"));
+      return Failure(Reason::kCallDropped, absl::StrCat("the coordinator at ", address_,
+                                                        " shut down or dropped the call"));
     }
     if (code == absl::StatusCode::kDeadlineExceeded) {
-      return absl::DeadlineExceededError(
-          absl::StrCat("the coordinator at ", address_, " did not answer in time"));
+      return Failure(Reason::kCallLate,
+                     absl::StrCat("the coordinator at ", address_, " did not answer in time"));
     }
     if (status.error_message().empty()) {  // gRPC itself refused the message
       return absl::Status(code, absl::StrCat("the coordinator at ", address_, " answered ",
                                              absl::StatusCodeToString(code), " and no reason"));
     }
-    return absl::Status(code, absl::StrCat(status.error_message(), Violations(status)));
+    return error;
+  }
+
+  absl::Status Failure(Reason reason, const std::string& message) const {
+    return RpcError(reason, message, {{"address", address_}});
   }
 
   const std::string address_;
+  const absl::Duration deadline_;
   std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<v1::JobService::Stub> jobs_;
   std::unique_ptr<v1::NodeService::Stub> nodes_;
@@ -163,8 +154,9 @@ class GrpcCoordinatorClient : public CoordinatorClient {
 
 }  // namespace
 
-std::unique_ptr<CoordinatorClient> ConnectCoordinator(const std::string& address) {
-  return std::make_unique<GrpcCoordinatorClient>(address);
+std::unique_ptr<CoordinatorClient> ConnectCoordinator(const std::string& address,
+                                                      absl::Duration deadline) {
+  return std::make_unique<GrpcCoordinatorClient>(address, deadline);
 }
 
 }  // namespace upipe::client

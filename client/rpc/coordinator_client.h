@@ -15,9 +15,9 @@
 
 namespace upipe::client {
 
-// Unary calls have a deadline of 10 s and are never repeated here. Unavailable or DeadlineExceeded:
-// the coordinator cannot be reached, the message names its address; the caller may try again. Not
-// for use by several threads at once.
+// Unary calls are never repeated here. Errors carry a reason of common/errors: the coordinator's,
+// or COORDINATOR_UNREACHABLE, CALL_DROPPED, CALL_LATE with its address; after Unavailable and
+// DeadlineExceeded the caller may try again. Not for use by several threads at once.
 class CoordinatorClient {
  public:
   // Each returns false to end its stream; the call is then OK.
@@ -38,7 +38,10 @@ class CoordinatorClient {
   virtual absl::Status Logs(const v1::LogsRequest& request, const OnLogs& on_message) = 0;
 };
 
-// Does not touch the network yet. `address` is host:port.
-std::unique_ptr<CoordinatorClient> ConnectCoordinator(const std::string& address);
+inline constexpr absl::Duration kUnaryDeadline = absl::Seconds(10);
+
+// Does not touch the network yet. `address` is host:port; `deadline` is for each unary call.
+std::unique_ptr<CoordinatorClient> ConnectCoordinator(const std::string& address,
+                                                      absl::Duration deadline = kUnaryDeadline);
 
 }  // namespace upipe::client

@@ -8,74 +8,17 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/spec/model_rules.h"
+#include "common/spec/spec_checker.h"
 #include "common/units.h"
 
 namespace upipe {
 namespace {
 
-// RoPE angles are exact below it. With the limits of the sizes below, the largest product the
-// engine forms (bytes of all layer inputs, 2^30 tokens x 2^16 columns x 2^10 layers x 4) is 2^58.
-constexpr int64_t kMaxContext = int64_t{1} << 30;
 constexpr int64_t kMaxSize = int64_t{1} << 62;  // of any product the engine forms
-
-// Collects violations; each check returns whether it held.
-class SpecChecker {
- public:
-  bool Fail(absl::string_view field, std::string message) {
-    violations_.push_back({std::string(field), std::move(message)});
-    return false;
-  }
-
-  // For required integers, where 0 and absent look the same.
-  bool Required(absl::string_view field, int64_t value, int64_t min, int64_t max) {
-    if (value == 0) {
-      return Fail(field, absl::StrCat("is required: a whole number from ", FormatCount(min), " to ",
-                                      FormatCount(max), "; it is absent or 0"));
-    }
-    return InRange(field, value, min, max);
-  }
-
-  bool InRange(absl::string_view field, int64_t value, int64_t min, int64_t max) {
-    if (value >= min && value <= max) return true;
-    return Fail(field, absl::StrCat(FormatCount(value), " is outside ", FormatCount(min), " to ",
-                                    FormatCount(max)));
-  }
-
-  bool Positive(absl::string_view field, double value) {
-    if (std::isfinite(value) && value > 0) return true;
-    return Fail(field, absl::StrCat(value, " is not a finite number above 0"));
-  }
-
-  // As Positive, for what the engine holds in fp32: there it must not become 0 or infinite.
-  bool PositiveFloat(absl::string_view field, double value) {
-    using Limits = std::numeric_limits<float>;
-    if (value >= Limits::min() && value <= Limits::max()) return true;
-    return Fail(field, absl::StrCat(value, " is not a number above 0 that fp32 holds (",
-                                    Limits::min(), " to ", Limits::max(), ")"));
-  }
-
-  // [0, 1), in fp32 too.
-  bool Fraction(absl::string_view field, double value) {
-    if (value >= 0 && value < 1 && static_cast<float>(value) < 1) return true;
-    return Fail(field, absl::StrCat(value, " is outside 0 (included) to 1 (excluded)"));
-  }
-
-  std::vector<Violation> Take() { return std::move(violations_); }
-
- private:
-  std::vector<Violation> violations_;
-};
 
 int64_t RoundUp(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
-}
-
-std::string DivisorsOf(int64_t n) {
-  std::vector<int64_t> divisors;
-  for (int64_t i = 1; i <= n; ++i) {
-    if (n % i == 0) divisors.push_back(i);
-  }
-  return absl::StrJoin(divisors, ", ");
 }
 
 // Legal U (SCHEDULE "Legal U"): multiples of the ranks up to the first at or above the heads.
@@ -104,50 +47,6 @@ void CheckName(const std::string& name, SpecChecker& checker) {
     checker.Fail("name", absl::StrCat("must be ", kRule, "; it has ", name.size(), " characters: '",
                                       name.substr(0, 80), "'"));
   }
-}
-
-void CheckRope(const v1::RopeSpec& rope, SpecChecker& checker) {
-  if (!(std::isfinite(rope.theta()) && rope.theta() > 1)) {
-    checker.Fail("model.rope.theta", absl::StrCat(rope.theta(), " is not a finite number above 1"));
-  }
-  if (!rope.has_llama3()) return;
-  const v1::Llama3RopeScaling& llama3 = rope.llama3();
-  if (!(std::isfinite(llama3.factor()) && llama3.factor() >= 1)) {
-    checker.Fail("model.rope.llama3.factor",
-                 absl::StrCat("is required: a finite number from 1; it is ", llama3.factor()));
-  }
-  const bool low = checker.Positive("model.rope.llama3.low_freq_factor", llama3.low_freq_factor());
-  const bool high =
-      checker.Positive("model.rope.llama3.high_freq_factor", llama3.high_freq_factor());
-  if (low && high && llama3.high_freq_factor() <= llama3.low_freq_factor()) {
-    checker.Fail("model.rope.llama3.high_freq_factor",
-                 absl::StrCat(llama3.high_freq_factor(), " is not above low_freq_factor ",
-                              llama3.low_freq_factor()));
-  }
-  checker.Required("model.rope.llama3.original_context", llama3.original_context(), 1, kMaxContext);
-}
-
-void CheckModel(const v1::ModelSpec& model, SpecChecker& checker) {
-  checker.Required("model.vocab_size", model.vocab_size(), 2, 1 << 20);
-  checker.Required("model.hidden_size", model.hidden_size(), 1, 1 << 16);
-  checker.Required("model.num_layers", model.num_layers(), 1, 1024);
-  const bool heads = checker.Required("model.num_heads", model.num_heads(), 1, 1024);
-  const bool kv_heads = checker.Required("model.num_kv_heads", model.num_kv_heads(), 1, 1024);
-  if (heads && kv_heads && model.num_heads() % model.num_kv_heads() != 0) {
-    checker.Fail(
-        "model.num_kv_heads",
-        absl::StrCat(model.num_kv_heads(), " does not divide num_heads ", model.num_heads(),
-                     "; legal values: ", DivisorsOf(model.num_heads())));
-  }
-  if (checker.Required("model.head_dim", model.head_dim(), 2, 256) && model.head_dim() % 2 != 0) {
-    checker.Fail("model.head_dim",
-                 absl::StrCat(model.head_dim(), " is odd; rotary positions turn pairs of ",
-                              "columns, so it must be even"));
-  }
-  checker.Required("model.intermediate_size", model.intermediate_size(), 1, 1 << 20);
-  checker.PositiveFloat("model.rms_norm_eps", model.rms_norm_eps());
-  CheckRope(model.rope(), checker);
-  checker.PositiveFloat("model.init_stddev", model.init_stddev());
 }
 
 void CheckHeadsPerStage(const v1::ParallelSpec& parallel, int64_t num_heads, SpecChecker& checker) {
@@ -236,6 +135,10 @@ void CheckTrain(const v1::TrainSpec& train, SpecChecker& checker) {
   if (train.has_memory_per_rank()) {
     checker.InRange("train.memory_per_rank", train.memory_per_rank(), 1, kMaxSize);
   }
+  if (train.dtype() != v1::DTYPE_FP32 && train.dtype() != v1::DTYPE_BF16) {
+    checker.Fail("train.dtype",
+                 absl::StrCat(static_cast<int>(train.dtype()), " is neither fp32 nor bf16"));
+  }
 }
 
 }  // namespace
@@ -257,13 +160,7 @@ int64_t PaddedContext(const v1::JobSpec& spec) {
 
 v1::JobSpec WithDefaults(const v1::JobSpec& spec) {
   v1::JobSpec full = spec;
-  v1::ModelSpec& model = *full.mutable_model();
-  if (!model.has_rms_norm_eps()) model.set_rms_norm_eps(1e-5);
-  if (!model.has_tie_embeddings()) model.set_tie_embeddings(false);
-  if (!model.has_init_stddev()) model.set_init_stddev(0.02);
-  v1::RopeSpec& rope = *model.mutable_rope();
-  if (!rope.has_theta()) rope.set_theta(500000);
-  if (!rope.has_hf_parity()) rope.set_hf_parity(false);
+  *full.mutable_model() = WithModelDefaults(spec.model());
   v1::ParallelSpec& parallel = *full.mutable_parallel();
   if (!parallel.has_threads_per_rank()) parallel.set_threads_per_rank(1);
   if (!parallel.has_isa_cap()) parallel.set_isa_cap("");
@@ -284,6 +181,9 @@ v1::JobSpec WithDefaults(const v1::JobSpec& spec) {
   if (!train.has_seed()) train.set_seed(1);
   if (!train.has_eval_every()) train.set_eval_every(0);
   if (!train.has_eval_sequences()) train.set_eval_sequences(1);
+  if (!train.has_dtype()) train.set_dtype(v1::DTYPE_FP32);
+  v1::MemorySpec& memory = *full.mutable_memory();
+  if (!memory.has_attention_output()) memory.set_attention_output(v1::ATTENTION_OUTPUT_RECOMPUTE);
   return full;
 }
 
@@ -294,7 +194,9 @@ std::vector<Violation> ValidateJobSpec(const v1::JobSpec& spec) {
   const auto present = [&](absl::string_view section, bool has) {
     return has || checker.Fail(section, "this section is required");
   };
-  if (present("model", spec.has_model())) CheckModel(full.model(), checker);
+  if (present("model", spec.has_model())) {
+    CheckModel(full.model(), full.train().context(), checker);
+  }
   if (present("data", spec.has_data())) {
     if (full.data().path().empty()) {
       checker.Fail("data.path", "is required: a folder written by `upipe data pack`");
@@ -307,11 +209,17 @@ std::vector<Violation> ValidateJobSpec(const v1::JobSpec& spec) {
   }
   CheckOptimizer(full.optimizer(), checker);
   if (present("train", spec.has_train())) CheckTrain(full.train(), checker);
+  const v1::AttentionOutput kept = full.memory().attention_output();
+  if (kept != v1::ATTENTION_OUTPUT_RECOMPUTE && kept != v1::ATTENTION_OUTPUT_DEVICE) {
+    checker.Fail("memory.attention_output",
+                 absl::StrCat(static_cast<int>(kept), " is neither recompute nor device"));
+  }
   return checker.Take();
 }
 
-std::vector<std::string> JobSpecWarnings(const v1::JobSpec& spec) {
-  std::vector<std::string> warnings;
+std::vector<std::string> JobSpecWarnings(const v1::JobSpec& given) {
+  const v1::JobSpec spec = WithDefaults(given);
+  std::vector<std::string> warnings = PositionWarnings(spec.model(), spec.train().context());
   const int64_t heads = spec.model().num_heads();
   const int64_t ranks = spec.parallel().ranks();
   if (heads < ranks) {

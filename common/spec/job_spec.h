@@ -7,20 +7,15 @@
 #include <string>
 #include <vector>
 
+#include "common/spec/violation.h"
 #include "upipe/v1/job.pb.h"
 
 namespace upipe {
 
-// One thing wrong with one field. `field` is a path of proto names ("parallel.heads_per_stage");
-// `message` gives the numbers and what would be right, without the path.
-struct Violation {
-  std::string field;
-  std::string message;
-};
-
-// `spec` with every absent optional field at the default job.proto writes at it, except those whose
-// default is not known here: train.memory_per_rank (what the worker offers) and
-// parallel.heads_per_stage (required for upipe).
+// `spec` with every absent optional field at the default job.proto writes at it, and the model laid
+// over its preset (`preset` stays, so that the plan tells where the shape came from). Absent stays
+// what has no default here: train.memory_per_rank (what the worker offers),
+// parallel.heads_per_stage (required for upipe), model.window and model.max_position.
 v1::JobSpec WithDefaults(const v1::JobSpec& spec);
 
 // Every violation of `spec`, in field order; empty when it can be planned. Takes specs with and
@@ -28,8 +23,9 @@ v1::JobSpec WithDefaults(const v1::JobSpec& spec);
 // The ranges keep every product of sizes that the engine forms below 2^62.
 std::vector<Violation> ValidateJobSpec(const v1::JobSpec& spec);
 
-// Legal but costly: heads that do not divide by ranks, idle ranks, padding. One sentence each, with
-// the numbers. Call for specs without violations.
+// Legal but costly or unlikely to be meant: a context beyond the positions the model was trained
+// for, heads that do not divide by ranks, idle ranks, padding. One sentence each, with the numbers.
+// Call for specs without violations, with or without defaults.
 std::vector<std::string> JobSpecWarnings(const v1::JobSpec& spec);
 
 // Tokens the ranks really process: context rounded up to a multiple of ranks (SCHEDULE "Tokens", R

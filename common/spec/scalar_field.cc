@@ -30,7 +30,9 @@ using google::protobuf::Message;
 
 bool IsTokenCount(const FieldDescriptor& field) {
   return field.full_name() == "upipe.v1.TrainSpec.context" ||
-         field.full_name() == "upipe.v1.Llama3RopeScaling.original_context";
+         field.full_name() == "upipe.v1.ModelSpec.window" ||
+         field.full_name() == "upipe.v1.ModelSpec.max_position" ||
+         field.name() == "original_context";
 }
 
 bool IsByteCount(const FieldDescriptor& field) {

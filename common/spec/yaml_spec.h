@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -16,15 +17,23 @@ namespace upipe {
 // Largest job file accepted; bounds nodes and time.
 inline constexpr size_t kMaxJobSpecBytes = 64 * 1024;
 
+// Returns the text of a file that a job file names, or why it cannot be read.
+using TextReader = std::function<absl::StatusOr<std::string>(const std::string& path)>;
+
 // Parses and validates one job file. `overrides` are "path=value" as `--set` takes them
 // ("parallel.heads_per_stage=8"), applied in order over the file; the value is the text after the
-// first '='. Returns a spec that ValidateJobSpec accepts, without defaults filled in; or
-// InvalidArgument with every violation, one per line: "<filename>:<line>: <field path>: <what is
-// wrong>", or "--set: <field path>: ...".
+// first '=', and an empty one unsets the field or section. model.hf_config is read with `read_text`
+// and replaced by the fields it stands for; without a reader it is a violation. Returns a spec that
+// ValidateJobSpec accepts, without defaults filled in; or InvalidArgument with every violation in
+// the order of lines, one each, overrides last:
+//   <filename>:<line>: <field path>: <what is wrong>
+//   --set: <field path>: <what is wrong>
 absl::StatusOr<v1::JobSpec> ParseJobSpecYaml(absl::string_view text, absl::string_view filename,
-                                             const std::vector<std::string>& overrides = {});
+                                             const std::vector<std::string>& overrides = {},
+                                             const TextReader& read_text = nullptr);
 
-// Reads `path` and parses it. NotFound or PermissionDenied names the path and the reason.
+// Reads `path` and parses it; model.hf_config is relative to the folder of `path`. NotFound or
+// PermissionDenied names the path and the reason.
 absl::StatusOr<v1::JobSpec> ReadJobSpecFile(const std::string& path,
                                             const std::vector<std::string>& overrides = {});
 

@@ -5,9 +5,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/check.h"
+#include "common/errors/rpc_error.h"
 #include "common/units.h"
 #include "common/utf8.h"
 #include "coordinator/core/turn.h"
+#include "coordinator/core/view.h"
 
 namespace upipe::coordinator {
 namespace {
@@ -80,14 +82,18 @@ void Turn::Handle(const SubmitReceived& event) {
   const int64_t ranks = event.spec.parallel().ranks();
   const int64_t slots = NumKnownSlots(state_);
   if (!state_.nodes.empty() && slots < ranks) {
-    return Reply(event.call, absl::FailedPreconditionError(absl::StrCat(
-                                 "the job needs ", ranks, " ranks, the ", state_.nodes.size(),
-                                 " known workers have ", slots,
-                                 " slots together; add workers or lower parallel.ranks")));
+    return Reply(event.call,
+                 RpcError(Reason::kSlotsTooFew,
+                          absl::StrCat("the job needs ", ranks, " ranks, the ", state_.nodes.size(),
+                                       " known workers have ", slots,
+                                       " slots together; add workers or lower parallel.ranks"),
+                          {{"ranks", ranks}, {"slots", slots}, {"workers", state_.nodes.size()}}));
   }
   if (state_.jobs.contains(event.job_id)) {
-    return Reply(event.call, absl::UnavailableError(
-                                 absl::StrCat("job id ", event.job_id, " is taken; submit again")));
+    return Reply(event.call,
+                 RpcError(Reason::kJobIdTaken,
+                          absl::StrCat("job id ", event.job_id, " is taken; submit again"),
+                          {{"job", event.job_id}}));
   }
   Job& job = state_.jobs[event.job_id];
   job.record.set_id(event.job_id);
@@ -185,7 +191,7 @@ void Turn::FailUnplaced(Job& job, v1::CauseKind kind, std::string message) {
 void Turn::Handle(const CancelReceived& event) {
   Job* job = FindJob(event.job_id);
   if (job == nullptr) {
-    return Reply(event.call, absl::NotFoundError(absl::StrCat("no job ", event.job_id)));
+    return Reply(event.call, JobNotFound(event.job_id));
   }
   const v1::Cause cause = MakeCause(v1::CAUSE_KIND_USER, "cancelled by the user");
   const v1::JobState state = job->record.state();

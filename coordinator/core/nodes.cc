@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/check.h"
+#include "common/errors/rpc_error.h"
 #include "common/units.h"
 #include "coordinator/core/turn.h"
 
@@ -19,6 +20,27 @@ bool IsWorkerName(const std::string& name) {
   return !name.empty() && name.size() <= 63 && std::all_of(name.begin(), name.end(), [](char c) {
     return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '.' || c == '_' || c == '-';
   });
+}
+
+std::vector<FieldViolation> HelloViolations(const v1::Hello& hello) {
+  std::vector<FieldViolation> violations;
+  if (!IsWorkerName(hello.worker())) {
+    violations.push_back(
+        {"hello.worker", absl::StrCat("'", hello.worker(), "' is not [a-zA-Z0-9._-]{1,63}")});
+  }
+  if (hello.num_slots() < 1 || hello.num_slots() > kMaxSlots) {
+    violations.push_back(
+        {"hello.num_slots", absl::StrCat("is ", hello.num_slots(), ", must be 1 to ", kMaxSlots)});
+  }
+  if (hello.incarnation().empty()) {
+    violations.push_back({"hello.incarnation", "is empty; it names one start of the worker"});
+  }
+  if (hello.memory_per_rank_bytes() < 1) {
+    violations.push_back(
+        {"hello.memory_per_rank_bytes",
+         absl::StrCat("is ", hello.memory_per_rank_bytes(), ", must be 1 or more")});
+  }
+  return violations;
 }
 
 v1::NodeRecord RecordOf(const v1::Hello& hello) {
@@ -44,6 +66,10 @@ Node* Turn::FindNode(const std::string& worker) {
   return found == state_.nodes.end() ? nullptr : &found->second;
 }
 
+absl::Status HelloMissing() {
+  return RpcError(Reason::kHelloMissing, "no hello on this session; say hello first");
+}
+
 Node* Turn::NodeOf(SessionId session) {
   const auto found = state_.worker_of_session.find(session);
   return found == state_.worker_of_session.end() ? nullptr : FindNode(found->second);
@@ -56,36 +82,33 @@ bool Turn::IsReachable(const std::string& worker) {
 
 absl::Status Turn::CheckHello(const HelloReceived& event) {
   const v1::Hello& hello = event.hello;
-  if (!IsWorkerName(hello.worker())) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("worker name '", hello.worker(), "' is not [a-zA-Z0-9._-]{1,63}"));
-  }
-  if (hello.num_slots() < 1 || hello.num_slots() > kMaxSlots) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "worker ", hello.worker(), " has ", hello.num_slots(), " slots, must be 1 to ", kMaxSlots));
-  }
-  if (hello.incarnation().empty() || hello.memory_per_rank_bytes() < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("worker ", hello.worker(), " says hello without an incarnation or with ",
-                     hello.memory_per_rank_bytes(), " bytes per rank"));
+  const std::vector<FieldViolation> violations = HelloViolations(hello);
+  if (!violations.empty()) {
+    return InvalidFields(Reason::kHelloInvalid, violations, {{"worker", hello.worker()}});
   }
   if (hello.epoch() > state_.epoch) {
-    return absl::AbortedError(absl::StrCat("worker ", hello.worker(), " has seen epoch ",
-                                           hello.epoch(), ", this coordinator is at ", state_.epoch,
-                                           ": it is not the latest one"));
+    return RpcError(
+        Reason::kEpochSuperseded,
+        absl::StrCat("worker ", hello.worker(), " has seen epoch ", hello.epoch(),
+                     ", this coordinator is at ", state_.epoch, ": it is not the latest one"),
+        {{"worker", hello.worker()}, {"seen_epoch", hello.epoch()}, {"epoch", state_.epoch}});
   }
   const Node* known = FindNode(hello.worker());
   if (known == nullptr) return absl::OkStatus();
   const bool same = known->record.incarnation() == hello.incarnation();
   if (!same && known->session != event.session &&
       StateOf(state_, *known, now_.boot) == v1::NODE_STATE_READY) {
-    return absl::AlreadyExistsError(absl::StrCat("another worker named ", hello.worker(),
-                                                 " is connected; give this one another --name"));
+    return RpcError(Reason::kWorkerNameTaken,
+                    absl::StrCat("another worker named ", hello.worker(),
+                                 " is connected; give this one another --name"),
+                    {{"worker", hello.worker()}});
   }
   if (same && known->record.num_slots() != hello.num_slots()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("worker ", hello.worker(), " said ", known->record.num_slots(), " slots, now ",
-                     hello.num_slots(), ", without a new incarnation"));
+    return InvalidFields(
+        Reason::kHelloInvalid,
+        {{"hello.num_slots", absl::StrCat("was ", known->record.num_slots(), ", is ",
+                                          hello.num_slots(), " without a new incarnation")}},
+        {{"worker", hello.worker()}});
   }
   return absl::OkStatus();
 }
@@ -98,7 +121,9 @@ void Turn::Handle(const HelloReceived& event) {
   Node& node = state_.nodes[hello.worker()];
   const bool new_incarnation = known && node.record.incarnation() != hello.incarnation();
   if (node.session != 0 && node.session != event.session) {
-    Close(node.session, absl::AbortedError("replaced by a newer session of this worker"));
+    Close(node.session,
+          RpcError(Reason::kSessionReplaced, "replaced by a newer session of this worker",
+                   {{"worker", hello.worker()}}));
   }
   v1::NodeRecord record = RecordOf(hello);
   if (record.SerializeAsString() != node.record.SerializeAsString()) {
@@ -177,7 +202,7 @@ void Turn::RankLost(Node& node, Slot& slot, bool new_incarnation) {
 
 void Turn::Handle(const HeartbeatReceived& event) {
   Node* node = NodeOf(event.session);
-  if (node == nullptr) return Close(event.session, absl::AbortedError("no hello on this session"));
+  if (node == nullptr) return Close(event.session, HelloMissing());
   node->last_heard = now_.boot;
   node->suspect_told = false;
   v1::CoordinatorMessage ack;
@@ -234,7 +259,10 @@ void Turn::LoseNode(Node& node) {
   node.lost = true;
   node.greeted = false;
   if (node.session != 0) {
-    Close(node.session, absl::AbortedError("silent past the expiry; say hello again"));
+    Close(node.session,
+          RpcError(Reason::kSessionExpired, "silent past the expiry; say hello again",
+                   {{"worker", node.record.worker()},
+                    {"expiry_seconds", absl::ToDoubleSeconds(state_.timing.Expiry())}}));
     node.session = 0;
   }
   TellJobs(node, "NODE_LOST", message);

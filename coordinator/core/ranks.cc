@@ -102,7 +102,7 @@ void Turn::SendPeers(const Job& job, const Node& node) {
 
 void Turn::Handle(const RankReported& event) {
   Node* node = NodeOf(event.session);
-  if (node == nullptr) return Close(event.session, absl::AbortedError("no hello on this session"));
+  if (node == nullptr) return Close(event.session, HelloMissing());
   node->last_heard = now_.boot;
   ApplyReport(*node, event.report);
   v1::CoordinatorMessage ack;
@@ -112,7 +112,7 @@ void Turn::Handle(const RankReported& event) {
 
 void Turn::Handle(const ProgressReceived& event) {
   Node* node = NodeOf(event.session);
-  if (node == nullptr) return Close(event.session, absl::AbortedError("no hello on this session"));
+  if (node == nullptr) return Close(event.session, HelloMissing());
   node->last_heard = now_.boot;
   const v1::RankRef& ref = event.progress.ref();
   Job* job = FindJob(ref.fence().job_id());
@@ -185,6 +185,11 @@ void Turn::ApplyCurrent(Job& job, const v1::RankReport& report) {
     if (rank.state() == v1::RANK_STATE_PLACED) job.attempt->last_launch = now_.boot;
     rank.set_state(report.state());
     if (report.state() >= v1::RANK_STATE_EXITED) NoteExit(job, report);
+  }
+  // The last steps before an end, when the session was closed to their Progress.
+  if (report.last_step().step() > rank.last_report().step()) {
+    *rank.mutable_last_report() = report.last_step();
+    if (number == 0) out_.actions.push_back(PublishReport{job.record.id(), report.last_step()});
   }
   Advance(job);
   EndIfGone(job);

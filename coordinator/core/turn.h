@@ -108,6 +108,8 @@ class Turn {
 // The job's rank a fence and rank number name, or null when the job's latest attempt is another
 // one.
 v1::RankRecord* MatchingRank(Job& job, const v1::Fence& fence, int rank);
+// Why a session that sends anything before its hello is closed.
+absl::Status HelloMissing();
 // Bytes the busiest rank of a plan takes from its machine.
 int64_t PlannedBytesPerRank(const v1::RunPlan& plan);
 

@@ -2,14 +2,18 @@
 
 #include <algorithm>
 
-#include "absl/strings/numbers.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "common/errors/rpc_error.h"
+#include "coordinator/core/page_token.h"
 
 namespace upipe::coordinator {
 namespace {
 
 constexpr int kDefaultPageSize = 100;
 constexpr int kMaxPageSize = 1000;
+constexpr size_t kMaxPageBytes = 2 << 20;  // half of what a gRPC client takes by default
+constexpr size_t kMaxIdBytes = 70;         // a name of 63, '-', 6 random characters
 
 std::string ShownState(const v1::JobRecord& record) {
   if (record.state() == v1::JOB_STATE_STOPPING && record.intent() == v1::STOP_INTENT_CANCEL) {
@@ -19,7 +23,7 @@ std::string ShownState(const v1::JobRecord& record) {
   return name.substr(std::string("JOB_STATE_").size());
 }
 
-void AddRanks(const Attempt& attempt, v1::Job* view) {
+void AddRanks(const Attempt& attempt, JobDetail detail, v1::Job* view) {
   for (int r = 0; r < attempt.record.ranks_size(); ++r) {
     const v1::RankRecord& rank = attempt.record.ranks(r);
     v1::RankStatus& status = *view->add_ranks();
@@ -29,11 +33,58 @@ void AddRanks(const Attempt& attempt, v1::Job* view) {
     status.set_state(rank.state());
     if (rank.has_exit_code()) status.set_exit_code(rank.exit_code());
     if (rank.has_signal()) status.set_signal(rank.signal());
-    if (rank.has_last_report()) *status.mutable_last_report() = rank.last_report();
+    if (detail == JobDetail::kFull && rank.has_last_report())
+      *status.mutable_last_report() = rank.last_report();
   }
   if (attempt.record.ranks_size() > 0 && attempt.record.ranks(0).has_last_report()) {
     *view->mutable_last_report() = attempt.record.ranks(0).last_report();
   }
+}
+
+// Everything wrong with a ListJobsRequest.
+std::vector<FieldViolation> ListViolations(const v1::ListJobsRequest& request) {
+  std::vector<FieldViolation> violations;
+  if (request.page_size() < 0 || request.page_size() > kMaxPageSize) {
+    violations.push_back(
+        {"page_size", absl::StrCat("is ", request.page_size(), ", must be 0 to ", kMaxPageSize)});
+  }
+  if (!request.page_token().empty() && !ReadPageToken(request, request.page_token())) {
+    violations.push_back({"page_token",
+                          "is not one this service gave for these filters; start from the first "
+                          "page, without a token"});
+  }
+  for (int i = 0; i < request.states_size(); ++i) {
+    if (v1::JobState_IsValid(request.states(i)) && request.states(i) != v1::JOB_STATE_UNSPECIFIED)
+      continue;
+    violations.push_back({absl::StrCat("states[", i, "]"),
+                          absl::StrCat(static_cast<int>(request.states(i)), " is no job state")});
+  }
+  if (request.id_prefix().size() > kMaxIdBytes) {
+    violations.push_back(
+        {"id_prefix", absl::StrCat("has ", request.id_prefix().size(),
+                                   " characters; an id has at most ", kMaxIdBytes)});
+  }
+  if (request.has_submitted_from_unix_millis() && request.has_submitted_until_unix_millis() &&
+      request.submitted_until_unix_millis() <= request.submitted_from_unix_millis()) {
+    violations.push_back(
+        {"submitted_until_unix_millis", absl::StrCat("is ", request.submitted_until_unix_millis(),
+                                                     ", must be after submitted_from_unix_millis, ",
+                                                     request.submitted_from_unix_millis())});
+  }
+  return violations;
+}
+
+// Whether a job passes the request's filters.
+bool IsListed(const v1::JobRecord& job, const v1::ListJobsRequest& request) {
+  const auto& states = request.states();
+  if (!states.empty() && std::find(states.begin(), states.end(), job.state()) == states.end())
+    return false;
+  if (!absl::StartsWith(job.id(), request.id_prefix())) return false;
+  const int64_t submitted = job.submitted_unix_millis();
+  if (request.has_submitted_from_unix_millis() && submitted < request.submitted_from_unix_millis())
+    return false;
+  return !request.has_submitted_until_unix_millis() ||
+         submitted < request.submitted_until_unix_millis();
 }
 
 }  // namespace
@@ -53,7 +104,7 @@ v1::Job ViewJob(const Job& job, JobDetail detail) {
   view.set_started_unix_millis(record.started_unix_millis());
   view.set_ended_unix_millis(record.ended_unix_millis());
   view.set_revision(job.revision);
-  if (job.attempt) AddRanks(*job.attempt, &view);
+  if (job.attempt) AddRanks(*job.attempt, detail, &view);
   if (detail == JobDetail::kSummary) {
     view.mutable_cause()->clear_log_tail();
     if (!record.has_cause()) view.clear_cause();
@@ -64,44 +115,41 @@ v1::Job ViewJob(const Job& job, JobDetail detail) {
   return view;
 }
 
+absl::Status JobNotFound(const std::string& id) {
+  return RpcError(Reason::kJobNotFound, absl::StrCat("no job ", id), {{"job", id}});
+}
+
 absl::StatusOr<v1::Job> GetJob(const State& state, const std::string& id) {
   const auto job = state.jobs.find(id);
-  if (job == state.jobs.end()) return absl::NotFoundError(absl::StrCat("no job ", id));
+  if (job == state.jobs.end()) return JobNotFound(id);
   return ViewJob(job->second, JobDetail::kFull);
 }
 
 absl::StatusOr<v1::ListJobsResponse> ListJobs(const State& state,
                                               const v1::ListJobsRequest& request) {
-  if (request.page_size() < 0 || request.page_size() > kMaxPageSize) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("page_size is ", request.page_size(), ", must be 0 to ", kMaxPageSize));
-  }
-  int64_t before = state.next_submit_number;  // the token: the last submit number already listed
-  if (!request.page_token().empty() &&
-      (!absl::SimpleAtoi(request.page_token(), &before) || before < 1)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("page_token '", request.page_token(), "' is not one of this service"));
-  }
-  const size_t page_size = request.page_size() == 0 ? kDefaultPageSize : request.page_size();
-  const auto& states = request.states();
+  const std::vector<FieldViolation> violations = ListViolations(request);
+  if (!violations.empty()) return InvalidFields(Reason::kRequestInvalid, violations);
+  const int64_t before = request.page_token().empty()
+                             ? state.next_submit_number
+                             : *ReadPageToken(request, request.page_token());
   std::vector<const Job*> jobs;
   for (const auto& [id, job] : state.jobs) {
-    if (job.record.submit_number() >= before) continue;
-    if (!states.empty() &&
-        std::find(states.begin(), states.end(), job.record.state()) == states.end()) {
-      continue;
-    }
-    jobs.push_back(&job);
+    if (job.record.submit_number() < before && IsListed(job.record, request)) jobs.push_back(&job);
   }
   std::sort(jobs.begin(), jobs.end(), [](const Job* a, const Job* b) {
     return a->record.submit_number() > b->record.submit_number();
   });
+  const size_t page_size = request.page_size() == 0 ? kDefaultPageSize : request.page_size();
   v1::ListJobsResponse response;
-  for (size_t i = 0; i < std::min(page_size, jobs.size()); ++i) {
-    *response.add_jobs() = ViewJob(*jobs[i], JobDetail::kSummary);
+  size_t bytes = 0, listed = 0;
+  for (; listed < std::min(page_size, jobs.size()); ++listed) {
+    v1::Job view = ViewJob(*jobs[listed], JobDetail::kSummary);
+    bytes += view.ByteSizeLong();
+    if (listed > 0 && bytes > kMaxPageBytes) break;
+    *response.add_jobs() = std::move(view);
   }
-  if (jobs.size() > page_size) {
-    response.set_next_page_token(absl::StrCat(jobs[page_size - 1]->record.submit_number()));
+  if (listed < jobs.size()) {
+    response.set_next_page_token(MakePageToken(request, jobs[listed - 1]->record.submit_number()));
   }
   return response;
 }

@@ -10,15 +10,19 @@
 namespace upipe::coordinator {
 
 enum class JobDetail {
-  kSummary,  // without plan, events and log tails
+  kSummary,  // without plan, events, log tails and reports of ranks
   kFull,
 };
 v1::Job ViewJob(const Job& job, JobDetail detail);
 
+absl::Status JobNotFound(const std::string& id);
+
 // NotFound names the id.
 absl::StatusOr<v1::Job> GetJob(const State& state, const std::string& id);
 
-// Newest first. InvalidArgument for a page size above 1,000 or a token this function did not make.
+// Newest first; a page ends early once its jobs take 2 MiB. InvalidArgument, with field paths, for
+// a page size above 1,000, a token this function did not make for these filters, states that do not
+// exist, an id_prefix over 70 characters or an empty span of time.
 absl::StatusOr<v1::ListJobsResponse> ListJobs(const State& state,
                                               const v1::ListJobsRequest& request);
 

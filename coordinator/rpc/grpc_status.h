@@ -1,5 +1,4 @@
-// absl::Status to grpc::Status, with google.rpc details: ErrorInfo always, and whatever payloads
-// the status carries.
+// absl::Status to grpc::Status, with google.rpc details in grpc-status-details-bin.
 #pragma once
 
 #include <grpcpp/support/status.h>
@@ -9,5 +8,8 @@
 namespace upipe::coordinator {
 
 grpc::Status ToGrpc(const absl::Status& status);
+
+// Why a request is refused that the deciding thread's queue has no room for.
+absl::Status Busy();
 
 }  // namespace upipe::coordinator

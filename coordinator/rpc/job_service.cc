@@ -4,17 +4,13 @@
 #include <mutex>
 #include <optional>
 
+#include "common/errors/rpc_error.h"
 #include "coordinator/rpc/grpc_status.h"
+#include "coordinator/rpc/request_checks.h"
 #include "coordinator/rpc/services.h"
 
 namespace upipe::coordinator {
 namespace {
-
-const absl::Status& Busy() {
-  static const auto& busy = *new absl::Status(
-      absl::UnavailableError("the coordinator is busy or shutting down; try again"));
-  return busy;
-}
 
 // An answer that fills `response` and finishes the call.
 template <typename T>
@@ -30,12 +26,21 @@ void PostOrRefuse(Loop& loop, grpc::ServerUnaryReactor* reactor, Call call) {
   if (!loop.Post(std::move(call))) reactor->Finish(ToGrpc(Busy()));
 }
 
+// Hands over a call whose request looks right; answers the others here.
+template <typename Call>
+void CheckAndPost(Loop& loop, grpc::ServerUnaryReactor* reactor, Call call) {
+  const absl::Status wrong = CheckRequest(call.request);
+  if (!wrong.ok()) return reactor->Finish(ToGrpc(wrong));
+  PostOrRefuse(loop, reactor, std::move(call));
+}
+
 class WatchStream : public grpc::ServerWriteReactor<v1::WatchResponse>, public Watcher {
  public:
   explicit WatchStream(Loop& loop) : loop_(loop) {}
-  void Begin(const std::string& job_id, const std::shared_ptr<WatchStream>& self) {
+  void Begin(const v1::WatchRequest& request, const std::shared_ptr<WatchStream>& self) {
     self_ = self;
-    if (!loop_.Post(WatchCall{job_id, self})) End(Busy());
+    if (const absl::Status wrong = CheckRequest(request); !wrong.ok()) return End(wrong);
+    if (!loop_.Post(WatchCall{request.id(), self})) End(Busy());
   }
 
   void OfferJob(std::shared_ptr<const v1::Job> job) override {
@@ -60,7 +65,7 @@ class WatchStream : public grpc::ServerWriteReactor<v1::WatchResponse>, public W
     if (!ok) {
       job_.reset();
       report_.reset();
-      if (!end_) end_ = absl::CancelledError("the watcher left");
+      if (!end_) end_ = RpcError(Reason::kCallerLeft, "the watcher left");
     }
     Pump();
   }
@@ -68,7 +73,7 @@ class WatchStream : public grpc::ServerWriteReactor<v1::WatchResponse>, public W
     std::lock_guard lock(mutex_);
     job_.reset();
     report_.reset();
-    end_ = absl::CancelledError("the watcher left");
+    end_ = RpcError(Reason::kCallerLeft, "the watcher left");
     Pump();
   }
   void OnDone() override {
@@ -111,7 +116,7 @@ grpc::ServerUnaryReactor* JobServiceReactors::Submit(grpc::CallbackServerContext
                                                      const v1::SubmitRequest* request,
                                                      v1::SubmitResponse* response) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  PostOrRefuse(loop_, reactor, SubmitCall{*request, Answer(reactor, response)});
+  CheckAndPost(loop_, reactor, SubmitCall{*request, Answer(reactor, response)});
   return reactor;
 }
 
@@ -119,7 +124,7 @@ grpc::ServerUnaryReactor* JobServiceReactors::GetJob(grpc::CallbackServerContext
                                                      const v1::GetJobRequest* request,
                                                      v1::Job* response) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  PostOrRefuse(loop_, reactor, GetJobCall{*request, Answer(reactor, response)});
+  CheckAndPost(loop_, reactor, GetJobCall{*request, Answer(reactor, response)});
   return reactor;
 }
 
@@ -135,14 +140,14 @@ grpc::ServerUnaryReactor* JobServiceReactors::Cancel(grpc::CallbackServerContext
                                                      const v1::CancelRequest* request,
                                                      v1::CancelResponse* response) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  PostOrRefuse(loop_, reactor, CancelCall{*request, Answer(reactor, response)});
+  CheckAndPost(loop_, reactor, CancelCall{*request, Answer(reactor, response)});
   return reactor;
 }
 
 grpc::ServerWriteReactor<v1::WatchResponse>* JobServiceReactors::Watch(
     grpc::CallbackServerContext*, const v1::WatchRequest* request) {
   const auto stream = std::make_shared<WatchStream>(loop_);
-  stream->Begin(request->id(), stream);
+  stream->Begin(*request, stream);
   return stream.get();
 }
 

@@ -3,9 +3,11 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/errors/rpc_error.h"
 #include "common/ids.h"
 #include "common/units.h"
 #include "coordinator/rpc/grpc_status.h"
+#include "coordinator/rpc/request_checks.h"
 
 namespace upipe::coordinator {
 
@@ -39,7 +41,7 @@ void LogStream::OnWriteDone(bool ok) {
     std::lock_guard lock(mutex_);
     writing_ = false;
     written.swap(written_);
-    if (!ok && !end_) end_ = absl::CancelledError("the reader left");
+    if (!ok && !end_) end_ = RpcError(Reason::kCallerLeft, "the reader left");
     if (end_ && !finished_) {
       finished_ = true;
       Finish(ToGrpc(*end_));
@@ -57,6 +59,8 @@ void LogStream::End(const absl::Status& status) {
   finished_ = true;
   Finish(ToGrpc(status));
 }
+
+void LogStream::OnCancel() { End(RpcError(Reason::kCallerLeft, "the reader left")); }
 
 void LogStream::OnDone() {
   std::function<void()> broken;
@@ -83,29 +87,34 @@ class Upload : public grpc::ServerReadReactor<v1::LogChunk> {
 
   void OnReadDone(bool ok) override {
     if (!ok) {
-      if (stream_) {
-        stream_->End(cancelled_ ? absl::UnavailableError("the worker's log stream broke off")
-                                : absl::OkStatus());
+      if (stream_) {  // ended already when the log was complete
+        stream_->End(
+            RpcError(Reason::kLogBrokenOff, "the worker's log stream broke off; try again"));
       }
       return Leave(grpc::Status::OK);
     }
-    if (!stream_ && !Join()) return Leave({grpc::StatusCode::CANCELLED, "nobody reads this log"});
+    if (!stream_ && !Join())
+      return Leave(ToGrpc(RpcError(Reason::kLogUnwanted, "nobody reads this log")));
     if (!chunk_.error().empty()) {
-      stream_->End(absl::UnavailableError(chunk_.error()));
+      stream_->End(RpcError(chunk_.not_found() ? Reason::kLogNotFound : Reason::kLogUnreadable,
+                            chunk_.error()));
+      return Leave(grpc::Status::OK);
+    }
+    if (chunk_.complete()) {
+      stream_->End(absl::OkStatus());
       return Leave(grpc::Status::OK);
     }
     if (!stream_->Write(chunk_, [self = self_] { self->Read(); })) {
-      Leave({grpc::StatusCode::CANCELLED, "the reader left"});
+      Leave(ToGrpc(RpcError(Reason::kLogUnwanted, "the reader left")));
     }
   }
-  void OnCancel() override { cancelled_ = true; }
   void OnDone() override { self_.reset(); }
 
  private:
   bool Join() {
     stream_ = relay_.Find(chunk_.request_id());
     return stream_ != nullptr && stream_->Attach([self = self_] {
-      self->Leave({grpc::StatusCode::CANCELLED, "the reader left"});
+      self->Leave(ToGrpc(RpcError(Reason::kLogUnwanted, "the reader left")));
     });
   }
   void Read() {
@@ -123,7 +132,6 @@ class Upload : public grpc::ServerReadReactor<v1::LogChunk> {
   v1::LogChunk chunk_;
   std::shared_ptr<LogStream> stream_;
   std::shared_ptr<Upload> self_;
-  std::atomic<bool> cancelled_{false};
   std::mutex mutex_;
   bool finished_ = false;
 };
@@ -142,10 +150,14 @@ grpc::ServerWriteReactor<v1::LogsResponse>* LogRelay::Open(const v1::LogsRequest
     std::lock_guard lock(mutex_);
     streams_[id] = {stream, SystemClock().Now()};
   }
+  if (const absl::Status wrong = CheckRequest(request); !wrong.ok()) {
+    stream->End(wrong);
+    return stream.get();
+  }
   const bool posted = loop.Post(LogCall{request, id, [stream](absl::StatusOr<std::string> worker) {
                                           if (!worker.ok()) stream->End(worker.status());
                                         }});
-  if (!posted) stream->End(absl::UnavailableError("the coordinator is busy; try again"));
+  if (!posted) stream->End(Busy());
   return stream.get();
 }
 
@@ -161,6 +173,15 @@ std::shared_ptr<LogStream> LogRelay::Find(const std::string& upload_id) {
   return found == streams_.end() ? nullptr : found->second.stream;
 }
 
+void LogRelay::End(const absl::Status& status) {
+  std::vector<std::shared_ptr<LogStream>> open;
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto& [id, waiting] : streams_) open.push_back(waiting.stream);
+  }
+  for (const auto& stream : open) stream->End(status);
+}
+
 void LogRelay::Expire(BootTime now, absl::Duration patience) {
   std::vector<std::shared_ptr<LogStream>> late;
   {
@@ -171,8 +192,10 @@ void LogRelay::Expire(BootTime now, absl::Duration patience) {
   }
   for (const auto& stream : late) {
     if (stream->attached()) continue;
-    stream->End(absl::UnavailableError(
-        absl::StrCat("the worker did not send its log within ", FormatTimeSpan(patience))));
+    stream->End(
+        RpcError(Reason::kLogLate,
+                 absl::StrCat("the worker did not send its log within ", FormatTimeSpan(patience)),
+                 {{"patience_seconds", absl::ToDoubleSeconds(patience)}}));
   }
 }
 

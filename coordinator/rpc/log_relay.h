@@ -31,7 +31,7 @@ class LogStream : public grpc::ServerWriteReactor<v1::LogsResponse> {
   bool attached() const;
 
   void OnWriteDone(bool ok) override;
-  void OnCancel() override { End(absl::CancelledError("the reader left")); }
+  void OnCancel() override;
   void OnDone() override;
 
   std::shared_ptr<LogStream> self;  // until OnDone
@@ -55,6 +55,8 @@ class LogRelay {
   grpc::ServerReadReactor<v1::LogChunk>* Accept();
   // Ends streams whose worker did not come within `patience`.
   void Expire(BootTime now, absl::Duration patience);
+  // Ends every stream.
+  void End(const absl::Status& status);
 
   std::shared_ptr<LogStream> Find(const std::string& upload_id);
 

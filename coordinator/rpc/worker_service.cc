@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "absl/strings/str_cat.h"
+#include "common/errors/rpc_error.h"
 #include "coordinator/rpc/grpc_status.h"
 #include "coordinator/rpc/services.h"
 
@@ -27,8 +28,10 @@ class SessionStream : public grpc::ServerBidiReactor<v1::WorkerMessage, v1::Coor
     std::lock_guard lock(mutex_);
     if (end_) return;
     if (outgoing_.size() >= kMaxQueuedMessages) {
-      return EndLocked(absl::ResourceExhaustedError(
-          absl::StrCat("the worker left ", outgoing_.size(), " messages unread")));
+      return EndLocked(
+          RpcError(Reason::kWorkerTooSlow,
+                   absl::StrCat("the worker left ", outgoing_.size(), " messages unread"),
+                   {{"messages", outgoing_.size()}}));
     }
     outgoing_.push_back(std::move(message));
     Pump();
@@ -45,7 +48,7 @@ class SessionStream : public grpc::ServerBidiReactor<v1::WorkerMessage, v1::Coor
     }
     const bool posted = loop_.Post(SessionMessage{id_, self_, std::move(incoming_)});
     std::lock_guard lock(mutex_);
-    if (!posted) return EndLocked(absl::UnavailableError("the coordinator is busy or ending"));
+    if (!posted) return EndLocked(Busy());
     if (end_) return;
     incoming_.Clear();
     StartRead(&incoming_);
@@ -54,12 +57,12 @@ class SessionStream : public grpc::ServerBidiReactor<v1::WorkerMessage, v1::Coor
     std::lock_guard lock(mutex_);
     writing_ = false;
     outgoing_.pop_front();
-    if (!ok) EndLocked(absl::CancelledError("the worker left"));
+    if (!ok) EndLocked(RpcError(Reason::kCallerLeft, "the worker left"));
     Pump();
   }
   void OnCancel() override {
     std::lock_guard lock(mutex_);
-    EndLocked(absl::CancelledError("the worker left"));
+    EndLocked(RpcError(Reason::kCallerLeft, "the worker left"));
   }
   void OnDone() override {
     loop_.PostEnd(SessionEnded{id_});

@@ -3,21 +3,17 @@
 #include <algorithm>
 #include <vector>
 
-#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
+#include "common/errors/rpc_error.h"
 #include "common/ids.h"
 #include "common/log.h"
 #include "common/spec/job_spec.h"
 #include "common/status.h"
 #include "coordinator/core/step.h"
 #include "coordinator/core/view.h"
-#include "upipe/v1/rpc_error.pb.h"
 
 namespace upipe::coordinator {
 namespace {
-
-constexpr size_t kMaxRequestIdBytes = 128;
 
 template <typename... Ts>
 struct Overloaded : Ts... {
@@ -26,36 +22,21 @@ struct Overloaded : Ts... {
 template <typename... Ts>
 Overloaded(Ts...) -> Overloaded<Ts...>;
 
-// INVALID_ARGUMENT listing every violation, with google.rpc.BadRequest as payload.
+// INVALID_ARGUMENT with every violation.
 absl::Status BadSpec(const std::vector<Violation>& violations) {
-  google::rpc::BadRequest details;
-  std::vector<std::string> lines;
+  std::vector<FieldViolation> fields;
   for (const Violation& violation : violations) {
-    auto& field = *details.add_field_violations();
-    field.set_field(absl::StrCat("spec.", violation.field));
-    field.set_description(violation.message);
-    lines.push_back(absl::StrCat(violation.field, ": ", violation.message));
+    fields.push_back({absl::StrCat("spec.", violation.field), violation.message});
   }
-  absl::Status status = absl::InvalidArgumentError(absl::StrJoin(lines, "; "));
-  status.SetPayload("type.googleapis.com/google.rpc.BadRequest",
-                    absl::Cord(details.SerializeAsString()));
-  return status;
-}
-
-absl::Status BadRequestId(size_t size) {
-  google::rpc::BadRequest details;
-  auto& field = *details.add_field_violations();
-  field.set_field("request_id");
-  field.set_description(
-      absl::StrCat("has ", size, " characters, must have 1 to ", kMaxRequestIdBytes));
-  absl::Status status =
-      absl::InvalidArgumentError(absl::StrCat("request_id ", field.description()));
-  status.SetPayload("type.googleapis.com/google.rpc.BadRequest",
-                    absl::Cord(details.SerializeAsString()));
-  return status;
+  return InvalidFields(Reason::kSpecInvalid, fields, {{"violations", violations.size()}});
 }
 
 }  // namespace
+
+absl::Status Stopping() {
+  return RpcError(Reason::kCoordinatorStopping,
+                  "the coordinator is shutting down; try again when it is back");
+}
 
 absl::StatusOr<std::unique_ptr<Loop>> Loop::Create(Options options, Store& store, Ballast& ballast,
                                                    Metrics* metrics) {
@@ -102,14 +83,14 @@ void Loop::Run() {
     held_.pop_front();
   }
   planners_.reset();  // last: what was held may still start or kill a planner
-  const absl::Status ending = absl::UnavailableError("the coordinator is shutting down");
+  const absl::Status ending = Stopping();
   for (auto& [call, done] : calls_) done(ending);
   for (auto& [job, watcher] : watchers_) watcher->End(ending);
   for (auto& [session, link] : links_) link->Close(ending);
 }
 
 void Loop::Refuse(Request request) {
-  const absl::Status ending = absl::UnavailableError("the coordinator is shutting down");
+  const absl::Status ending = Stopping();
   std::visit(Overloaded{[&](WatchCall& call) { call.watcher->End(ending); },
                         [&](SessionMessage& call) { call.link->Close(ending); }, [](WatchEnded&) {},
                         [](SessionEnded&) {}, [](PlanEnded&) {}, [](Wake&) {},
@@ -157,7 +138,6 @@ void Loop::Take(SubmitCall call) {
     *response.mutable_job() = *std::move(job);
     reply(std::move(response));
   };
-  if (id.empty() || id.size() > kMaxRequestIdBytes) return call.done(BadRequestId(id.size()));
   if (!state_.job_of_request.contains(id)) {
     const std::vector<Violation> violations = ValidateJobSpec(call.request.spec());
     if (!violations.empty()) return call.done(BadSpec(violations));
@@ -219,23 +199,33 @@ void Loop::Take(WatchEnded call) {
 void Loop::Take(LogCall call) {
   const auto job = state_.jobs.find(call.request.id());
   if (job == state_.jobs.end()) {
-    return call.done(absl::NotFoundError(absl::StrCat("no job ", call.request.id())));
+    return call.done(JobNotFound(call.request.id()));
   }
   if (!job->second.attempt) {
-    return call.done(absl::FailedPreconditionError(
-        absl::StrCat("job ", call.request.id(), " was never started: there is no log")));
+    const std::string state = ViewJob(job->second, JobDetail::kSummary).shown_state();
+    return call.done(RpcError(Reason::kJobNotStarted,
+                              absl::StrCat("job ", call.request.id(), " is ", state,
+                                           " and was not started: there is no log"),
+                              {{"job", call.request.id()}, {"state", state}}));
   }
   const v1::AttemptRecord& attempt = job->second.attempt->record;
   const int rank = call.request.rank();
   if (rank < 0 || rank >= attempt.ranks_size()) {
-    return call.done(absl::InvalidArgumentError(absl::StrCat(
-        "rank ", rank, " of job ", call.request.id(), " with ", attempt.ranks_size(), " ranks")));
+    return call.done(
+        InvalidFields(Reason::kRequestInvalid,
+                      {{"rank", absl::StrCat("is ", rank, ", job ", call.request.id(),
+                                             " has ranks 0 to ", attempt.ranks_size() - 1)}},
+                      {{"job", call.request.id()}, {"ranks", attempt.ranks_size()}}));
   }
   const std::string worker = attempt.ranks(rank).worker();
   const auto node = state_.nodes.find(worker);
   if (node == state_.nodes.end() || node->second.session == 0) {
-    return call.done(absl::UnavailableError(
-        absl::StrCat("worker ", worker, " keeps this log and is not connected; try again")));
+    const bool lost = node != state_.nodes.end() && node->second.lost;
+    return call.done(RpcError(
+        lost ? Reason::kWorkerLost : Reason::kWorkerDisconnected,
+        absl::StrCat("worker ", worker, " keeps this log and is ",
+                     lost ? "lost; start it again on its node" : "not connected; try again"),
+        {{"worker", worker}, {"job", call.request.id()}, {"rank", rank}}));
   }
   v1::CoordinatorMessage message;
   v1::OpenLog& open = *message.mutable_open_log();
@@ -269,7 +259,8 @@ void Loop::Take(SessionMessage call) {
     case v1::WorkerMessage::kProgress:
       return Decide(ProgressReceived{call.session, message.progress()});
     case v1::WorkerMessage::KIND_NOT_SET:
-      return call.link->Close(absl::InvalidArgumentError("a worker message without content"));
+      return call.link->Close(InvalidFields(Reason::kRequestInvalid,
+                                            {{"kind", "is not set: the message has no content"}}));
   }
 }
 
@@ -312,6 +303,7 @@ void Loop::Do(PublishJob& action) {
 }
 
 void Loop::Do(PublishReport& action) {
+  if (options_.on_report) options_.on_report(action.job_id, action.report);
   const auto [first, last] = watchers_.equal_range(action.job_id);
   for (auto it = first; it != last; ++it) it->second->OfferReport(action.report);
 }

@@ -27,6 +27,8 @@ class Loop {
     bool insecure_listen = false;
     std::function<void(BootTime)> on_tick;        // on the deciding thread
     std::function<void(absl::Status)> on_failed;  // the store broke: end the process
+    // A new step report of a job's rank 0; on the deciding thread, must not block.
+    std::function<void(const std::string& job_id, const v1::StepReport&)> on_report;
   };
   // Loads the state. `store`, `ballast` and `metrics` (may be null) outlive the loop.
   static absl::StatusOr<std::unique_ptr<Loop>> Create(Options options, Store& store,
@@ -94,5 +96,8 @@ class Loop {
   std::multimap<std::string, std::shared_ptr<Watcher>> watchers_;  // by job id
   BootTime metrics_due_;
 };
+
+// What calls and streams end with when the coordinator stops.
+absl::Status Stopping();
 
 }  // namespace upipe::coordinator

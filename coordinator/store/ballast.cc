@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "common/errors/rpc_error.h"
 #include "common/status.h"
 #include "common/units.h"
 
@@ -23,15 +24,17 @@ Ballast::Ballast(std::string dir, int64_t bytes)
 absl::Status Ballast::Allocate() {
   const int fd = open(path_.c_str(), O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
   if (fd < 0) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("cannot create ", path_, ": ", std::strerror(errno)));
+    return RpcError(Reason::kStateDiskFull,
+                    absl::StrCat("cannot create ", path_, ": ", std::strerror(errno)));
   }
   const int error = posix_fallocate(fd, 0, bytes_);
   close(fd);
   if (error != 0) {
     unlink(path_.c_str());
-    return absl::ResourceExhaustedError(absl::StrCat("cannot keep ", FormatBytes(bytes_), " at ",
-                                                     path_, ": ", std::strerror(error)));
+    return RpcError(Reason::kStateDiskFull,
+                    absl::StrCat("cannot keep ", FormatBytes(bytes_), " at ", path_, ": ",
+                                 std::strerror(error)),
+                    {{"needed_bytes", bytes_}});
   }
   held_ = true;
   return absl::OkStatus();
@@ -40,8 +43,8 @@ absl::Status Ballast::Allocate() {
 absl::Status Ballast::Check() {
   struct statvfs disk;
   if (statvfs(dir_.c_str(), &disk) != 0) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("cannot read the free space of ", dir_, ": ", std::strerror(errno)));
+    return RpcError(Reason::kStateDiskFull, absl::StrCat("cannot read the free space of ", dir_,
+                                                         ": ", std::strerror(errno)));
   }
   const int64_t free_bytes =
       static_cast<int64_t>(disk.f_bavail) * static_cast<int64_t>(disk.f_frsize);
@@ -51,9 +54,11 @@ absl::Status Ballast::Check() {
       unlink(path_.c_str());
       held_ = false;
     }
-    return absl::ResourceExhaustedError(
+    return RpcError(
+        Reason::kStateDiskFull,
         absl::StrCat("the state disk at ", dir_, " has ", FormatBytes(free_bytes), " free, ",
-                     FormatBytes(needed_bytes), " are needed to accept jobs; free some space"));
+                     FormatBytes(needed_bytes), " are needed to accept jobs; free some space"),
+        {{"free_bytes", free_bytes}, {"needed_bytes", needed_bytes}});
   }
   return held_ ? absl::OkStatus() : Allocate();
 }

@@ -3,8 +3,9 @@
 // every method: UPipe and Ulysses differ only in the schedule they bring (arXiv 2602.21196).
 //
 // Sizes below: N tokens of this rank, Lp padded context of all ranks, d hidden size, H query heads,
-// K K/V heads, D head size. All fp32. Every call enqueues on the rank's compute stream and returns;
-// buffers live until the stream passes.
+// K K/V heads, D head size. Tensors are of the context's storage type; log-sum-exp, delta, dq, dk
+// and dv of a stage, and gradients of weights are fp32. Every call enqueues on the rank's compute
+// stream and returns; buffers live until the stream passes.
 #pragma once
 
 #include <cstdint>
@@ -27,10 +28,14 @@ struct AttentionWeights {
   kernels::TensorView wk;    // [K * D, d]
   kernels::TensorView wv;    // [K * D, d]
   kernels::TensorView wo;    // [d, H * D]
+  // Absent where the model has none.
+  kernels::TensorView bq;              // [H * D]
+  kernels::TensorView bk, bv;          // [K * D]
+  kernels::TensorView q_norm, k_norm;  // [D]: RMSNorm of every query and key head before RoPE
 };
 
-// Same shapes, accumulated. wo is not touched here: its gradient belongs to the MLP-backward tile
-// pass, which has dh and the attention output in hand.
+// Same shapes, fp32, accumulated. wo is not touched here: its gradient belongs to the MLP-backward
+// tile pass, which has dh and the attention output in hand.
 using AttentionGradients = AttentionWeights;
 
 struct AttentionLayerParams {
@@ -46,7 +51,7 @@ struct AttentionLayerParams {
 // What Forward leaves and Backward needs.
 struct AttentionOutput {
   kernels::Buffer out;  // [N, H, D]; Backward overwrites it with dq, column by column
-  kernels::Buffer lse;  // [heads of this rank over all stages, Lp]
+  kernels::Buffer lse;  // [heads of this rank over all stages, Lp] fp32
 };
 
 class HeadChunkAttention {
@@ -69,19 +74,32 @@ class HeadChunkAttention {
                         const AttentionWeights& weights, const AttentionGradients& gradients,
                         AttentionOutput output, const Where& where);
 
+  kernels::TensorView AllHeads(const AttentionOutput& output) const;  // [N, H * D]
+
  private:
   struct ForwardBuffers;
   struct BackwardBuffers;
+  struct Projection;
+  struct ProjectionBack;
 
   int num_ranks() const { return params_.tokens.ranks; }
   const v1::HeadChunkSchedule::RankWork& Work(int stage, int rank) const;
-  // [N, heads of `rank` at `stage`, D] inside staging, blocks of lower ranks first.
-  kernels::TensorView StagedQueries(const kernels::Buffer& staging, int stage, int rank) const;
-  kernels::TensorView HeadColumns(const kernels::Buffer& all_heads, int64_t first_head,
-                                  int64_t heads, int64_t total_heads) const;
-  kernels::TensorView StageHeads(const kernels::Buffer& buffer, int stage) const;  // [Lp, heads, D]
-  kernels::TensorView KvSlots(const kernels::Buffer& buffer) const;                // [Lp, slots, D]
-  std::vector<int32_t> SlotOfHead(int stage) const;  // of each own query head
+  kernels::DType stored() const { return context_.storage(); }
+  // Where the own tokens of rank `rank`'s query heads lie, [N, heads, D]: the own rank's in `whole`
+  // ([Lp, heads, D]), so that they need not travel; the others' in staging, lower ranks first.
+  kernels::TensorView OwnTokens(int stage, int rank, const kernels::Buffer& staging,
+                                const kernels::Buffer& whole) const;
+  // The same of one K/V head: in slot `slot` of `slots`, or the `index`th of staging. [N, 1, D]
+  kernels::TensorView OwnTokensOfSlot(const kernels::Buffer& slots, int64_t slot) const;
+  kernels::TensorView StagedHead(const kernels::Buffer& staging, int64_t index) const;
+  // [N, heads, D] of [N, total_heads, D].
+  kernels::TensorView HeadColumns(const kernels::Buffer& all_heads, kernels::DType dtype,
+                                  int64_t first_head, int64_t heads, int64_t total_heads) const;
+  kernels::TensorView StageHeads(const kernels::Buffer& buffer, int stage,
+                                 kernels::DType dtype) const;  // [Lp, heads, D]
+  kernels::TensorView KvSlots(const kernels::Buffer& buffer,
+                              kernels::DType dtype) const;  // [Lp, slots, D]
+  std::vector<int32_t> SlotOfHead(int stage) const;         // of each own query head
   kernels::TensorView LseRows(const kernels::Buffer& lse, int stage) const;  // [heads, Lp]
 
   // Runs body(tile_begin, tile_rows, normalised tile [rows, d]) over this rank's tokens.
@@ -89,15 +107,20 @@ class HeadChunkAttention {
   absl::Status ForNormalisedTiles(const kernels::TensorView& x, const kernels::TensorView& norm,
                                   Body body);
   absl::Status ProjectQueries(int stage, const kernels::TensorView& x,
-                              const AttentionWeights& weights, const kernels::Buffer& staging);
+                              const AttentionWeights& weights, const kernels::Buffer& staging,
+                              const kernels::Buffer& destination);
   absl::Status SendQueries(int stage, const kernels::Buffer& staging,
                            const kernels::Buffer& destination);
   absl::Status FetchKv(int stage, const kernels::TensorView& x, const AttentionWeights& weights,
                        const kernels::Buffer& staging, const kernels::Buffer& k,
                        const kernels::Buffer& v);
   absl::Status FetchOne(int stage, const kernels::TensorView& x, const kernels::TensorView& norm,
-                        const kernels::TensorView& weight, bool rotate,
-                        const kernels::Buffer& staging, const kernels::Buffer& destination);
+                        const Projection& projection, const kernels::Buffer& staging,
+                        const kernels::Buffer& destination);
+  // heads [rows, heads, D] = xn projected to `num_heads` heads from `first_head` on, normalised and
+  // rotated as the projection says.
+  absl::Status Project(const kernels::TensorView& xn, int64_t begin, const Projection& projection,
+                       int64_t first_head, const kernels::TensorView& heads);
   absl::Status ReturnHeads(int stage, const kernels::Buffer& heads, const kernels::Buffer& staging);
   absl::Status ProjectOutputGradient(int stage, const kernels::TensorView& dh,
                                      const AttentionWeights& weights, const AttentionOutput& output,
@@ -105,17 +128,30 @@ class HeadChunkAttention {
   absl::Status BackwardStage(int stage, const kernels::TensorView& x, const kernels::TensorView& dh,
                              const AttentionWeights& weights, const AttentionOutput& output,
                              const BackwardBuffers& buffers);
-  absl::Status ReturnKvGradients(int stage, const kernels::Buffer& stage_gradient,
-                                 int64_t first_column, bool rotate, const BackwardBuffers& buffers);
+  // The queries' gradient of the stage in the storage type; in bf16 it takes the place of the
+  // queries.
+  absl::StatusOr<const kernels::Buffer*> StoredQueryGradient(int stage, const BackwardBuffers& b);
+  // Sends the released heads of `gradient` (in bf16 rounded into `dead`, whose slots nobody reads
+  // any more) home to columns [first_column, first_column + K) of dkv.
+  absl::Status ReturnKvGradients(int stage, const kernels::Buffer& gradient,
+                                 const kernels::Buffer& dead, int64_t first_column, bool rotate,
+                                 const BackwardBuffers& buffers);
   absl::Status ProjectBack(const kernels::TensorView& x, const kernels::TensorView& dh,
                            const AttentionWeights& weights, const AttentionGradients& gradients,
                            const AttentionOutput& output, const kernels::Buffer& dkv);
+  // dxn [rows, d] fp32 = beta * dxn + the tile's gradient through one projection; adds to the
+  // gradients of its weights. `scratch` holds the heads before their norm, or rounded.
+  absl::Status ProjectTileBack(const ProjectionBack& projection, const kernels::TensorView& xn,
+                               int64_t begin, const kernels::Buffer& scratch, float beta,
+                               const kernels::TensorView& dxn);
   absl::StatusOr<BackwardBuffers> AllocateBackward();
 
   const engine::RankContext& context_;
   AttentionLayerParams params_;
   kernels::AttentionMask mask_;
   float scale_;
+  // Of dk and dv at home: fp32 where a head's gradient is a sum of parts, else the storage type.
+  kernels::DType returned_kv_type_ = kernels::DType::kFloat32;
 };
 
 }  // namespace upipe::attention

@@ -17,110 +17,117 @@ using kernels::TensorView;
 
 namespace {
 
-TensorView Tile(const Buffer& buffer, int64_t rows, int64_t cols) {
-  return TensorView::Matrix(buffer.data(), DType::kFloat32, rows, cols);
-}
-
-absl::Status GateAndUp(const RankContext& context, const TensorView& xn, const MlpWeights& weights,
-                       const TensorView& gate, const TensorView& up) {
-  UPIPE_RETURN_IF_ERROR(
-      context.Run(MatmulParams{.a = xn, .b = weights.gate, .c = gate, .transpose_b = true}));
-  return context.Run(MatmulParams{.a = xn, .b = weights.up, .c = up, .transpose_b = true});
-}
-
-// Scratch of one backward tile.
-struct BackwardTiles {
-  Buffer h, xn, dxn, gate, up, hidden;
+// Scratch of one tile.
+struct Tiles {
+  Buffer wide;              // [rows, d] fp32: out wo^T, later the gradient of the normalised stream
+  Buffer h, xn;             // [rows, d]
+  Buffer gate, up, hidden;  // [rows, F]; h and hidden in backward only
 };
 
-absl::Status BackwardTile(const RankContext& context, const MlpBackwardInput& in,
-                          const TensorView& dy, const MlpWeights& w, const MlpWeights& g, float eps,
-                          const BackwardTiles& tiles) {
+absl::StatusOr<Tiles> AllocateTiles(const RankContext& context, int64_t rows, int64_t d, int64_t f,
+                                    bool backward) {
+  Tiles tiles;
+  UPIPE_ASSIGN_OR_RETURN(tiles.wide, context.AllocateFloats(MemoryTag::kWorkspace, rows * d));
+  UPIPE_ASSIGN_OR_RETURN(tiles.xn, context.AllocateStored(MemoryTag::kWorkspace, rows * d));
+  UPIPE_ASSIGN_OR_RETURN(tiles.gate, context.AllocateStored(MemoryTag::kMlp, rows * f));
+  UPIPE_ASSIGN_OR_RETURN(tiles.up, context.AllocateStored(MemoryTag::kMlp, rows * f));
+  if (!backward) return tiles;
+  UPIPE_ASSIGN_OR_RETURN(tiles.h, context.AllocateStored(MemoryTag::kWorkspace, rows * d));
+  UPIPE_ASSIGN_OR_RETURN(tiles.hidden, context.AllocateStored(MemoryTag::kMlp, rows * f));
+  return tiles;
+}
+
+// h = x + out wo^T, rounded once; xn = norm(h); gate and up of xn.
+struct Middle {
+  TensorView wide, h, xn, gate, up;
+};
+absl::Status RunMiddle(const RankContext& context, const AttentionSide& attention,
+                       const MlpWeights& weights, float eps, const Middle& m) {
+  UPIPE_RETURN_IF_ERROR(context.Run(
+      MatmulParams{.a = attention.out, .b = attention.wo, .c = m.wide, .transpose_b = true}));
+  UPIPE_RETURN_IF_ERROR(context.Run(kernels::RmsNormFwdParams{.x = attention.x,
+                                                              .weight = weights.norm,
+                                                              .y = m.xn,
+                                                              .residual = m.wide,
+                                                              .sum = m.h,
+                                                              .eps = eps}));
+  UPIPE_RETURN_IF_ERROR(
+      context.Run(MatmulParams{.a = m.xn, .b = weights.gate, .c = m.gate, .transpose_b = true}));
+  return context.Run(MatmulParams{.a = m.xn, .b = weights.up, .c = m.up, .transpose_b = true});
+}
+
+absl::Status BackwardTile(const RankContext& context, const AttentionSide& attention,
+                          const MlpWeights& w, float eps, const TensorView& dy,
+                          const MlpGradients& g, const Tiles& tiles) {
   const int64_t rows = dy.shape[0];
   const int64_t d = dy.shape[1];
   const int64_t f = w.gate.shape[0];
-  const TensorView h = Tile(tiles.h, rows, d);
-  const TensorView xn = Tile(tiles.xn, rows, d);
-  const TensorView dxn = Tile(tiles.dxn, rows, d);
-  const TensorView gate = Tile(tiles.gate, rows, f);
-  const TensorView up = Tile(tiles.up, rows, f);
-  const TensorView hidden = Tile(tiles.hidden, rows, f);
+  const DType stored = context.storage();
+  const Middle m{.wide = TensorView::Matrix(tiles.wide.data(), DType::kFloat32, rows, d),
+                 .h = TensorView::Matrix(tiles.h.data(), stored, rows, d),
+                 .xn = TensorView::Matrix(tiles.xn.data(), stored, rows, d),
+                 .gate = TensorView::Matrix(tiles.gate.data(), stored, rows, f),
+                 .up = TensorView::Matrix(tiles.up.data(), stored, rows, f)};
+  const TensorView hidden = TensorView::Matrix(tiles.hidden.data(), stored, rows, f);
+  UPIPE_RETURN_IF_ERROR(RunMiddle(context, attention, w, eps, m));
+  UPIPE_RETURN_IF_ERROR(context.Run(MatmulParams{.a = dy, .b = w.down, .c = hidden}));
+  // d(hidden) becomes hidden, gate and up become their gradients.
   UPIPE_RETURN_IF_ERROR(
-      context.Run(kernels::StridedCopyParams{.src = in.x.AsTensor3(), .dst = h.AsTensor3()}));
-  UPIPE_RETURN_IF_ERROR(context.Run(
-      MatmulParams{.a = in.attention_out, .b = in.wo, .c = h, .transpose_b = true, .beta = 1}));
-  UPIPE_RETURN_IF_ERROR(
-      context.Run(kernels::RmsNormFwdParams{.x = h, .weight = w.norm, .y = xn, .eps = eps}));
-  UPIPE_RETURN_IF_ERROR(GateAndUp(context, xn, w, gate, up));
-  UPIPE_RETURN_IF_ERROR(
-      context.Run(kernels::SwiGluFwdParams{.gate = gate, .up = up, .out = hidden}));
-  UPIPE_RETURN_IF_ERROR(
-      context.Run(MatmulParams{.a = dy, .b = hidden, .c = g.down, .transpose_a = true, .beta = 1}));
-  UPIPE_RETURN_IF_ERROR(context.Run(MatmulParams{.a = dy, .b = w.down, .c = hidden}));  // d(hidden)
-  UPIPE_RETURN_IF_ERROR(
-      context.Run(kernels::SwiGluBwdParams{.dout = hidden, .gate = gate, .up = up}));
-  UPIPE_RETURN_IF_ERROR(
-      context.Run(MatmulParams{.a = gate, .b = xn, .c = g.gate, .transpose_a = true, .beta = 1}));
-  UPIPE_RETURN_IF_ERROR(
-      context.Run(MatmulParams{.a = up, .b = xn, .c = g.up, .transpose_a = true, .beta = 1}));
-  UPIPE_RETURN_IF_ERROR(context.Run(MatmulParams{.a = gate, .b = w.gate, .c = dxn}));
-  UPIPE_RETURN_IF_ERROR(context.Run(MatmulParams{.a = up, .b = w.up, .c = dxn, .beta = 1}));
+      context.Run(kernels::SwiGluBwdParams{.dout = hidden, .gate = m.gate, .up = m.up}));
+  const auto add_product = [&](const TensorView& left, const TensorView& right,
+                               const TensorView& sum) {
+    return context.Run(
+        MatmulParams{.a = left, .b = right, .c = sum, .transpose_a = true, .beta = 1});
+  };
+  UPIPE_RETURN_IF_ERROR(add_product(dy, hidden, g.mlp.down));
+  UPIPE_RETURN_IF_ERROR(add_product(m.gate, m.xn, g.mlp.gate));
+  UPIPE_RETURN_IF_ERROR(add_product(m.up, m.xn, g.mlp.up));
+  UPIPE_RETURN_IF_ERROR(context.Run(MatmulParams{.a = m.gate, .b = w.gate, .c = m.wide}));
+  UPIPE_RETURN_IF_ERROR(context.Run(MatmulParams{.a = m.up, .b = w.up, .c = m.wide, .beta = 1}));
   UPIPE_RETURN_IF_ERROR(context.Run(kernels::RmsNormBwdParams{
-      .x = h, .weight = w.norm, .dy = dxn, .dx = dy, .dweight = g.norm, .eps = eps}));
+      .x = m.h, .weight = w.norm, .dy = m.wide, .dx = dy, .dweight = g.mlp.norm, .eps = eps}));
   // dy is dh now.
-  return context.Run(MatmulParams{
-      .a = dy, .b = in.attention_out, .c = in.wo_gradient, .transpose_a = true, .beta = 1});
+  return add_product(dy, attention.out, g.wo);
 }
 
 }  // namespace
 
-absl::Status MlpForward(const RankContext& context, const TensorView& x, const MlpWeights& weights,
-                        float eps) {
-  const int64_t n = x.shape[0];
-  const int64_t d = x.shape[1];
+absl::Status MlpForward(const RankContext& context, const AttentionSide& attention,
+                        const MlpWeights& weights, float eps, const TensorView& y) {
+  const int64_t n = y.shape[0];
+  const int64_t d = y.shape[1];
   const int64_t f = weights.gate.shape[0];
   const int64_t tile = std::min(kTokenTile, n);
-  UPIPE_ASSIGN_OR_RETURN(Buffer xn_buffer, context.AllocateFloats(MemoryTag::kWorkspace, tile * d));
-  UPIPE_ASSIGN_OR_RETURN(Buffer gate_buffer, context.AllocateFloats(MemoryTag::kMlp, tile * f));
-  UPIPE_ASSIGN_OR_RETURN(Buffer up_buffer, context.AllocateFloats(MemoryTag::kMlp, tile * f));
+  const DType stored = context.storage();
+  UPIPE_ASSIGN_OR_RETURN(const Tiles tiles, AllocateTiles(context, tile, d, f, /*backward=*/false));
   for (int64_t begin = 0; begin < n; begin += tile) {
     const int64_t rows = std::min(tile, n - begin);
-    const TensorView x_tile = x.Rows(begin, rows);
-    const TensorView xn = Tile(xn_buffer, rows, d);
-    const TensorView gate = Tile(gate_buffer, rows, f);
-    const TensorView up = Tile(up_buffer, rows, f);
-    UPIPE_RETURN_IF_ERROR(context.Run(
-        kernels::RmsNormFwdParams{.x = x_tile, .weight = weights.norm, .y = xn, .eps = eps}));
-    UPIPE_RETURN_IF_ERROR(GateAndUp(context, xn, weights, gate, up));
+    const Middle m{.wide = TensorView::Matrix(tiles.wide.data(), DType::kFloat32, rows, d),
+                   .h = y.Rows(begin, rows),
+                   .xn = TensorView::Matrix(tiles.xn.data(), stored, rows, d),
+                   .gate = TensorView::Matrix(tiles.gate.data(), stored, rows, f),
+                   .up = TensorView::Matrix(tiles.up.data(), stored, rows, f)};
+    UPIPE_RETURN_IF_ERROR(RunMiddle(context, attention.Rows(begin, rows), weights, eps, m));
     UPIPE_RETURN_IF_ERROR(
-        context.Run(kernels::SwiGluFwdParams{.gate = gate, .up = up, .out = gate}));
+        context.Run(kernels::SwiGluFwdParams{.gate = m.gate, .up = m.up, .out = m.gate}));
     UPIPE_RETURN_IF_ERROR(context.Run(
-        MatmulParams{.a = gate, .b = weights.down, .c = x_tile, .transpose_b = true, .beta = 1}));
+        MatmulParams{.a = m.gate, .b = weights.down, .c = m.h, .transpose_b = true, .beta = 1}));
   }
   return absl::OkStatus();
 }
 
-absl::Status MlpBackward(const RankContext& context, const MlpBackwardInput& input,
-                         const TensorView& dy, const MlpWeights& weights,
-                         const MlpWeights& gradients, float eps) {
+absl::Status MlpBackward(const RankContext& context, const AttentionSide& attention,
+                         const MlpWeights& weights, float eps, const TensorView& dy,
+                         const MlpGradients& gradients) {
   const int64_t n = dy.shape[0];
-  const int64_t d = dy.shape[1];
-  const int64_t f = weights.gate.shape[0];
   const int64_t tile = std::min(kTokenTile, n);
-  BackwardTiles tiles;
-  for (Buffer* buffer : {&tiles.h, &tiles.xn, &tiles.dxn}) {
-    UPIPE_ASSIGN_OR_RETURN(*buffer, context.AllocateFloats(MemoryTag::kWorkspace, tile * d));
-  }
-  for (Buffer* buffer : {&tiles.gate, &tiles.up, &tiles.hidden}) {
-    UPIPE_ASSIGN_OR_RETURN(*buffer, context.AllocateFloats(MemoryTag::kMlp, tile * f));
-  }
+  UPIPE_ASSIGN_OR_RETURN(const Tiles tiles,
+                         AllocateTiles(context, tile, dy.shape[1], weights.gate.shape[0],
+                                       /*backward=*/true));
   for (int64_t begin = 0; begin < n; begin += tile) {
     const int64_t rows = std::min(tile, n - begin);
-    MlpBackwardInput in = input;
-    in.x = input.x.Rows(begin, rows);
-    in.attention_out = input.attention_out.Rows(begin, rows);
-    UPIPE_RETURN_IF_ERROR(
-        BackwardTile(context, in, dy.Rows(begin, rows), weights, gradients, eps, tiles));
+    UPIPE_RETURN_IF_ERROR(BackwardTile(context, attention.Rows(begin, rows), weights, eps,
+                                       dy.Rows(begin, rows), gradients, tiles));
   }
   return absl::OkStatus();
 }

@@ -1,5 +1,5 @@
-// The shape of a Llama-3 model as the engine uses it: a ModelSpec with every default filled in, in
-// plain numbers.
+// The shape of a model of the Llama family as the engine uses it: a ModelSpec with every default
+// filled in, in plain numbers.
 #pragma once
 
 #include <cstdint>
@@ -19,11 +19,17 @@ struct ModelConfig {
   int64_t intermediate_size = 0;  // F
   float rms_norm_eps = 1e-5f;
   bool tie_embeddings = false;
+  bool qk_norm = false;   // RMSNorm over head_dim of every query and key head before RoPE (Qwen3)
+  bool qkv_bias = false;  // (Qwen2.5)
   kernels::RopeConfig rope;
   double init_stddev = 0.02;
 
-  // The spec must have passed ValidateJobSpec and WithDefaults.
-  static ModelConfig From(const v1::ModelSpec& spec);
+  // The spec must have passed ValidateJobSpec and WithDefaults. `context`, tokens of a sequence, is
+  // what dynamic RoPE scaling stretches for.
+  static ModelConfig From(const v1::ModelSpec& spec, int64_t context);
 };
+
+// What a job stores its tensors in.
+kernels::DType StorageTypeOf(const v1::TrainSpec& spec);
 
 }  // namespace upipe::model

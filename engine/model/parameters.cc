@@ -18,12 +18,14 @@ int64_t RoundUp(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
-void Add(ParameterUnit& unit, std::string name, std::vector<int64_t> shape, double stddev) {
+void Add(ParameterUnit& unit, std::string name, std::vector<int64_t> shape, double stddev,
+         double value = 1) {
   ParameterTensor tensor{.name = std::move(name),
                          .shape = std::move(shape),
                          .offset = unit.num_elements,
                          .num_elements = 1,
-                         .init_stddev = stddev};
+                         .init_stddev = stddev,
+                         .init_value = value};
   for (int64_t dim : tensor.shape) tensor.num_elements *= dim;
   unit.num_elements = RoundUp(unit.num_elements + tensor.num_elements, kTensorAlignment);
   unit.tensors.push_back(std::move(tensor));
@@ -34,14 +36,21 @@ ParameterUnit MakeBlock(const ModelConfig& c, int64_t layer) {
   ParameterUnit unit{.name = absl::StrCat("block.", layer), .tensors = {}};
   const std::string prefix = absl::StrCat("model.layers.", layer, ".");
   Add(unit, prefix + "input_layernorm.weight", {c.hidden_size}, 0);
-  Add(unit, prefix + "self_attn.q_proj.weight", {c.num_heads * c.head_dim, c.hidden_size},
-      c.init_stddev);
-  Add(unit, prefix + "self_attn.k_proj.weight", {c.num_kv_heads * c.head_dim, c.hidden_size},
-      c.init_stddev);
-  Add(unit, prefix + "self_attn.v_proj.weight", {c.num_kv_heads * c.head_dim, c.hidden_size},
-      c.init_stddev);
+  const auto project = [&](const std::string& name, int64_t heads) {
+    Add(unit, absl::StrCat(prefix, "self_attn.", name, ".weight"),
+        {heads * c.head_dim, c.hidden_size}, c.init_stddev);
+    if (!c.qkv_bias) return;
+    Add(unit, absl::StrCat(prefix, "self_attn.", name, ".bias"), {heads * c.head_dim}, 0, 0);
+  };
+  project("q_proj", c.num_heads);
+  project("k_proj", c.num_kv_heads);
+  project("v_proj", c.num_kv_heads);
   Add(unit, prefix + "self_attn.o_proj.weight", {c.hidden_size, c.num_heads * c.head_dim},
       out_stddev);
+  if (c.qk_norm) {
+    Add(unit, prefix + "self_attn.q_norm.weight", {c.head_dim}, 0);
+    Add(unit, prefix + "self_attn.k_norm.weight", {c.head_dim}, 0);
+  }
   Add(unit, prefix + "post_attention_layernorm.weight", {c.hidden_size}, 0);
   Add(unit, prefix + "mlp.gate_proj.weight", {c.intermediate_size, c.hidden_size}, c.init_stddev);
   Add(unit, prefix + "mlp.up_proj.weight", {c.intermediate_size, c.hidden_size}, c.init_stddev);

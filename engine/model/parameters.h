@@ -16,7 +16,8 @@ struct ParameterTensor {
   std::vector<int64_t> shape;  // [rows, cols] or [n]
   int64_t offset = 0;          // elements from the start of its unit
   int64_t num_elements = 0;
-  double init_stddev = 0;  // normal(0, stddev); 0 = ones (norm weights)
+  double init_stddev = 0;  // normal(0, stddev), or, where it is 0, init_value
+  double init_value = 1;   // norm weights one, biases zero
   bool decays() const { return shape.size() >= 2; }
 };
 

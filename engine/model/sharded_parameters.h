@@ -1,8 +1,12 @@
-// The rank's shard of every parameter, gradient and AdamW moment (ZeRO-3 over all ranks), and the
-// gathering and reducing of one unit at a time. fp32 master weights are the weights.
+// The rank's shard of every parameter, gradient and AdamW moment (ZeRO-3 over all ranks), all fp32,
+// and the gathering and reducing of one unit at a time. A unit's weights are gathered in the
+// storage type, on a stream of their own, so that the next unit's can travel while this one's are
+// used.
 #pragma once
 
-#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "engine/model/parameters.h"
@@ -10,9 +14,11 @@
 
 namespace upipe::model {
 
-// A unit's full weights or full gradients, [unit.num_elements].
+// A unit's full weights (storage type) or full gradients (fp32), [unit.num_elements].
 struct GatheredUnit {
-  kernels::Buffer buffer;
+  kernels::Buffer buffer;  // empty where the shard is the whole unit
+  void* data = nullptr;
+  kernels::DType dtype = kernels::DType::kFloat32;
   const ParameterUnit* unit = nullptr;
   kernels::TensorView Tensor(const std::string& name_suffix) const;  // [rows, cols] or [n]
 };
@@ -24,7 +30,10 @@ class ShardedParameters {
   static absl::StatusOr<ShardedParameters> Create(const engine::RankContext& context,
                                                   const ParameterLayout& layout, uint64_t seed);
 
-  // All-gathers a unit's weights (tag weights). Every rank calls it in the same order.
+  // Begins to gather a unit's weights (tag weights) as soon as the compute stream gets here; the
+  // next Gather must be of this unit. Every rank calls it in the same order.
+  absl::Status Prefetch(const ParameterUnit& unit);
+  // A unit's weights, prefetched or gathered now; the compute stream waits for them.
   absl::StatusOr<GatheredUnit> Gather(const ParameterUnit& unit);
   // A zeroed gradient of a whole unit (tag gradients).
   absl::StatusOr<GatheredUnit> ZeroGradient(const ParameterUnit& unit);
@@ -52,12 +61,17 @@ class ShardedParameters {
   ShardedParameters(const engine::RankContext& context, const ParameterLayout& layout);
   kernels::TensorView Shard(const kernels::Buffer& buffer) const;
   kernels::TensorView UnitShard(const kernels::Buffer& buffer, const ParameterUnit& unit) const;
+  // One rank's fp32 shard is the unit: nothing is gathered.
+  bool ShardIsUnit() const;
+  bool WasReduced(const ParameterUnit& unit) const;
 
   const engine::RankContext* context_;
   const ParameterLayout* layout_;
   std::vector<Piece> pieces_;
   std::vector<const ParameterUnit*> reduced_;  // units reduced since BeginGradients
   kernels::Buffer weights_, gradients_, first_moments_, second_moments_;
+  GatheredUnit prefetched_;
+  std::unique_ptr<kernels::Stream> gather_stream_;  // drained before what it writes goes
 };
 
 }  // namespace upipe::model

@@ -19,6 +19,15 @@ double LearningRate(const v1::OptimizerSpec& spec, int64_t step, int64_t total_s
   return low + 0.5 * (peak - low) * (1 + std::cos(std::numbers::pi * progress));
 }
 
+StepScalars::LossAndCount TotalOf(const StepScalars::ByPosition& by_position) {
+  StepScalars::LossAndCount total;
+  for (const StepScalars::LossAndCount& range : by_position) {
+    total.loss += range.loss;
+    total.count += range.count;
+  }
+  return total;
+}
+
 absl::Status UpdateParameters(const engine::RankContext& context,
                               model::ShardedParameters& parameters, const v1::OptimizerSpec& spec,
                               double learning_rate, int64_t applied_step, StepScalarsView scalars) {
@@ -26,9 +35,11 @@ absl::Status UpdateParameters(const engine::RankContext& context,
       kernels::SumOfSquaresParams{.x = parameters.gradients(), .out = scalars.SumOfSquares()}));
   UPIPE_ASSIGN_OR_RETURN(
       kernels::Buffer scratch,
-      context.Allocate(kernels::MemoryTag::kComm, context.comm().AllReduceScratchBytes(3)));
-  UPIPE_RETURN_IF_ERROR(context.comm().AllReduce(scalars.Reduced(), 3, comm::ReduceOp::kSum,
-                                                 scratch.data(), context.stream()));
+      context.Allocate(kernels::MemoryTag::kComm,
+                       context.comm().AllReduceScratchBytes(StepScalarsView::kNumReduced)));
+  UPIPE_RETURN_IF_ERROR(context.comm().AllReduce(scalars.Reduced(), StepScalarsView::kNumReduced,
+                                                 comm::ReduceOp::kSum, scratch.data(),
+                                                 context.stream()));
   UPIPE_RETURN_IF_ERROR(
       context.Run(kernels::ClipScaleParams{.sum_of_squares = scalars.SumOfSquares(),
                                            .loss_and_count = scalars.LossAndCount(),

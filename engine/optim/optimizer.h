@@ -2,9 +2,12 @@
 // shard.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "engine/model/position_ranges.h"
 #include "engine/model/sharded_parameters.h"
 #include "upipe/v1/job.pb.h"
 
@@ -15,10 +18,15 @@ namespace upipe::optim {
 double LearningRate(const v1::OptimizerSpec& spec, int64_t step, int64_t total_steps);
 
 // What a step's ranks agree on; one small device block, read by the host once per step. The first
-// three are all-reduced together.
+// block of fp64 is all-reduced at once.
 struct StepScalars {
-  double loss = 0;            // summed token losses
-  double count = 0;           // tokens with a label
+  // Summed token losses and tokens with a label, by range of positions.
+  struct LossAndCount {
+    double loss = 0;
+    double count = 0;
+  };
+  using ByPosition = std::array<LossAndCount, model::kNumPositionRanges>;
+  ByPosition by_position;
   double sum_of_squares = 0;  // of the summed gradients
   float grad_norm = 0;        // of the mean gradient, before clipping
   float scale = 0;            // applied to the summed gradient
@@ -26,12 +34,16 @@ struct StepScalars {
   int32_t padding = 0;
 };
 
+// The sum over all ranges, in ascending order.
+StepScalars::LossAndCount TotalOf(const StepScalars::ByPosition& by_position);
+
 // Views of StepScalars in device memory.
 class StepScalarsView {
  public:
   explicit StepScalarsView(void* device) : device_(static_cast<char*>(device)) {}
   kernels::TensorView LossAndCount() const {
-    return View(offsetof(StepScalars, loss), kernels::DType::kFloat64, 2);
+    return kernels::TensorView::Matrix(device_ + offsetof(StepScalars, by_position),
+                                       kernels::DType::kFloat64, model::kNumPositionRanges, 2);
   }
   kernels::TensorView SumOfSquares() const {
     return View(offsetof(StepScalars, sum_of_squares), kernels::DType::kFloat64, 1);
@@ -45,7 +57,9 @@ class StepScalarsView {
   kernels::TensorView Skip() const {
     return View(offsetof(StepScalars, skip), kernels::DType::kInt32, 1);
   }
-  double* Reduced() const { return reinterpret_cast<double*>(device_); }  // [3] fp64
+  // Everything that is summed over ranks, [kNumReduced] fp64.
+  double* Reduced() const { return reinterpret_cast<double*>(device_); }
+  static constexpr int64_t kNumReduced = 2 * model::kNumPositionRanges + 1;
 
  private:
   kernels::TensorView View(size_t offset, kernels::DType dtype, int64_t n) const {

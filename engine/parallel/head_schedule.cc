@@ -64,17 +64,18 @@ StageExtents Extents(const HeadChunkSchedule& schedule, int rank, bool backward)
   extents.kv_slots = schedule.num_kv_slots();
   for (int s = 0; s < schedule.stages_size(); ++s) {
     const auto& stage = schedule.stages(s);
-    int64_t all_queries = 0;
-    for (const auto& work : stage.ranks()) all_queries += work.query_heads_size();
     const int64_t own = stage.ranks(rank).query_heads_size();
+    int64_t queries = -own, fetched = 0, released = 0;
+    for (const auto& work : stage.ranks()) {
+      queries += work.query_heads_size();
+      released += work.release_size();
+    }
+    released -= stage.ranks(rank).release_size();
+    for (const Fetch& fetch : FetchesOf(stage, rank)) fetched += fetch.own ? 0 : 1;
     extents.local_heads += own;
     extents.query_heads = std::max(extents.query_heads, own);
-    extents.staged_heads = std::max<int64_t>(
-        {extents.staged_heads, all_queries, static_cast<int64_t>(FetchedHeads(stage).size())});
-    if (backward) {
-      extents.staged_heads = std::max<int64_t>(
-          extents.staged_heads, static_cast<int64_t>(ReleasesOf(schedule, s).size()));
-    }
+    extents.staged_heads =
+        std::max({extents.staged_heads, queries, fetched, backward ? released : 0});
   }
   return extents;
 }
@@ -166,10 +167,25 @@ StageExtents BackwardExtents(const HeadChunkSchedule& schedule, int rank) {
   return Extents(schedule, rank, /*backward=*/true);
 }
 
-std::vector<int32_t> FetchedHeads(const HeadChunkSchedule::Stage& stage) {
+std::vector<Fetch> FetchesOf(const HeadChunkSchedule::Stage& stage, int rank) {
   std::set<int32_t> heads;
   for (const auto& work : stage.ranks()) heads.insert(work.fetch().begin(), work.fetch().end());
-  return {heads.begin(), heads.end()};
+  const auto& own = stage.ranks(rank);
+  std::vector<Fetch> fetches;
+  int64_t staged = 0;
+  for (int32_t head : heads) {
+    Fetch fetch{.kv_head = head};
+    fetch.own = std::find(own.fetch().begin(), own.fetch().end(), head) != own.fetch().end();
+    if (fetch.own) {
+      const auto index =
+          std::find(own.kv_heads().begin(), own.kv_heads().end(), head) - own.kv_heads().begin();
+      fetch.slot = own.kv_slots(static_cast<int>(index));
+    } else {
+      fetch.staged_index = staged++;
+    }
+    fetches.push_back(fetch);
+  }
+  return fetches;
 }
 
 std::vector<Release> ReleasesOf(const HeadChunkSchedule& schedule, int stage_index) {
@@ -191,6 +207,18 @@ std::vector<Release> ReleasesOf(const HeadChunkSchedule& schedule, int stage_ind
     }
   }
   return releases;
+}
+
+bool SharesKvHeads(const HeadChunkSchedule& schedule) {
+  std::set<int32_t> released;
+  for (const auto& stage : schedule.stages()) {
+    for (const auto& work : stage.ranks()) {
+      for (int32_t kv : work.release()) {
+        if (!released.insert(kv).second) return true;
+      }
+    }
+  }
+  return false;
 }
 
 }  // namespace upipe::parallel

@@ -33,18 +33,25 @@ uint64_t HashOf(const v1::HeadChunkSchedule& schedule);
 struct StageExtents {
   int64_t query_heads =
       0;  // of one rank: q, o, dO, dq hold [padded context, query_heads, head_dim]
-  int64_t staged_heads =
-      0;                    // of all ranks: staging holds [tokens per rank, staged_heads, head_dim]
+  // Of the other ranks: staging holds [tokens per rank, staged_heads, head_dim].
+  int64_t staged_heads = 0;
   int64_t kv_slots = 0;     // k, v, dk, dv hold [kv_slots, padded context, head_dim]
   int64_t local_heads = 0;  // heads of the rank over all stages: rows of the log-sum-exp
 };
-// Forward staging: queries of all ranks or fetched K/V heads. Backward staging also receives the
-// released dK.
+// Forward staging: queries of the other ranks, or the K/V heads that only they fetch. Backward
+// staging also receives what they release.
 StageExtents ForwardExtents(const v1::HeadChunkSchedule& schedule, int rank);
 StageExtents BackwardExtents(const v1::HeadChunkSchedule& schedule, int rank);
 
-// K/V heads somebody fetches at a stage, ascending: each is projected once by every token owner.
-std::vector<int32_t> FetchedHeads(const v1::HeadChunkSchedule::Stage& stage);
+// K/V heads somebody fetches at a stage, ascending: each is projected once by every token owner,
+// into `rank`'s own slot where it fetches the head itself, else into staging.
+struct Fetch {
+  int32_t kv_head = 0;
+  bool own = false;          // fetched by `rank`
+  int32_t slot = 0;          // of `rank`'s, when own
+  int64_t staged_index = 0;  // among the others, when not
+};
+std::vector<Fetch> FetchesOf(const v1::HeadChunkSchedule::Stage& stage, int rank);
 
 // One K/V head coming home: (rank, head) pairs of a stage in ascending (rank, head) order. `first`
 // = no earlier stage or rank releases that head, so its gradient is written, else added.
@@ -55,5 +62,8 @@ struct Release {
   bool first = false;
 };
 std::vector<Release> ReleasesOf(const v1::HeadChunkSchedule& schedule, int stage_index);
+
+// True when some K/V head is released more than once, so that its gradient is a sum of parts.
+bool SharesKvHeads(const v1::HeadChunkSchedule& schedule);
 
 }  // namespace upipe::parallel

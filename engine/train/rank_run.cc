@@ -16,6 +16,7 @@
 namespace upipe::train {
 namespace {
 
+using optim::StepScalars;
 using SteadyClock = std::chrono::steady_clock;
 
 double SecondsSince(SteadyClock::time_point start) {
@@ -84,7 +85,8 @@ class RankLoop {
     // Drained before what its tasks read: declared after the readers, destroyed before them.
     const auto stream = run_.device.CreateStream(absl::StrCat("compute", run_.rank));
     stream_ = stream.get();
-    const engine::RankContext context(run_.device, *stream_, run_.comm, run_.position);
+    const engine::RankContext context(run_.device, *stream_, run_.comm, run_.position,
+                                      model::StorageTypeOf(spec_.train()));
     UPIPE_ASSIGN_OR_RETURN(const std::unique_ptr<TrainStep> step,
                            TrainStep::Create(context, run_.plan));
     if (run_.on_running) run_.on_running();
@@ -115,8 +117,10 @@ class RankLoop {
     const int64_t every = spec_.train().eval_every();
     if (held_out != nullptr &&
         (number == spec_.train().steps() || (every > 0 && number % every == 0))) {
-      UPIPE_ASSIGN_OR_RETURN(const double loss, HeldOutLoss(step, *held_out, number));
-      report.set_held_out_loss(loss);
+      UPIPE_ASSIGN_OR_RETURN(const auto by_position, HeldOutLoss(step, *held_out, number));
+      const StepScalars::LossAndCount total = optim::TotalOf(by_position);
+      report.set_held_out_loss(total.loss / total.count);
+      *report.mutable_held_out_loss_by_position() = ToMessages(by_position);
     }
     if (run_.on_step) run_.on_step(report);
     return CheckSkipped(result, number);
@@ -132,6 +136,7 @@ class RankLoop {
     report.set_learning_rate(result.learning_rate);
     report.set_skipped(result.skipped);
     report.set_skipped_steps_total(skipped_total_);
+    *report.mutable_loss_by_position() = ToMessages(result.by_position);
     report.set_tokens(spec_.train().context());
     report.set_tokens_per_second(static_cast<double>(spec_.train().context()) /
                                  report.step_seconds());
@@ -145,15 +150,34 @@ class RankLoop {
     report.set_unix_millis(SystemClock().UnixMillis());
   }
 
-  absl::StatusOr<double> HeldOutLoss(TrainStep& step, TokenReader& held_out, int64_t number) {
-    double sum = 0, count = 0;
+  absl::StatusOr<StepScalars::ByPosition> HeldOutLoss(TrainStep& step, TokenReader& held_out,
+                                                      int64_t number) {
+    StepScalars::ByPosition sum;
     for (int64_t i = 0; i < spec_.train().eval_sequences(); ++i) {
       UPIPE_ASSIGN_OR_RETURN(const HostTokens tokens, held_out.Read(i));
-      UPIPE_ASSIGN_OR_RETURN(const TrainStep::EvalResult result, step.Evaluate(number, tokens));
-      sum += result.loss_sum;
-      count += result.valid_tokens;
+      UPIPE_ASSIGN_OR_RETURN(const auto sequence, step.Evaluate(number, tokens));
+      for (size_t range = 0; range < sum.size(); ++range) {
+        sum[range].loss += sequence[range].loss;
+        sum[range].count += sequence[range].count;
+      }
     }
-    return sum / count;
+    return sum;
+  }
+
+  // Ranges that held a token with a label, up to the context.
+  google::protobuf::RepeatedPtrField<v1::PositionLoss> ToMessages(
+      const StepScalars::ByPosition& by_position) const {
+    google::protobuf::RepeatedPtrField<v1::PositionLoss> messages;
+    for (int range = 0; range < model::kNumPositionRanges; ++range) {
+      const StepScalars::LossAndCount& sum = by_position[range];
+      if (sum.count == 0) continue;
+      v1::PositionLoss& message = *messages.Add();
+      message.set_begin(range == 0 ? 0 : model::PositionRangeEnd(range - 1));
+      message.set_end(std::min(model::PositionRangeEnd(range), spec_.train().context()));
+      message.set_loss(sum.loss / sum.count);
+      message.set_tokens(static_cast<int64_t>(sum.count));
+    }
+    return messages;
   }
 
   absl::Status CheckSkipped(const StepResult& result, int64_t number) {
@@ -189,8 +213,8 @@ absl::Status TrainRank(const RankRun& run) {
   return status;
 }
 
-absl::StatusOr<std::unique_ptr<kernels::Device>> CreateRankDevice(const v1::RunPlan& plan,
-                                                                  int rank) {
+absl::StatusOr<std::unique_ptr<kernels::Device>> CreateRankDevice(const v1::RunPlan& plan, int rank,
+                                                                  const std::vector<int>& cpus) {
   if (rank < 0 || rank >= plan.ranks_size()) {
     return absl::InvalidArgumentError(
         absl::StrCat("rank ", rank, " of a plan for ", plan.ranks_size(), " ranks"));
@@ -199,6 +223,7 @@ absl::StatusOr<std::unique_ptr<kernels::Device>> CreateRankDevice(const v1::RunP
   options.backend = plan.spec().parallel().backend();
   options.arena_bytes = plan.ranks(rank).memory().arena_bytes();
   options.num_threads = plan.spec().parallel().threads_per_rank();
+  options.cpus = cpus;
   return kernels::CreateDevice(options);
 }
 

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -37,9 +38,9 @@ struct RankRun {
 absl::Status TrainRank(const RankRun& run);
 
 // The device a rank's plan asks for: backend, threads, an arena of exactly the planned high-water
-// mark.
-absl::StatusOr<std::unique_ptr<kernels::Device>> CreateRankDevice(const v1::RunPlan& plan,
-                                                                  int rank);
+// mark. Its threads run on `cpus`; none = anywhere.
+absl::StatusOr<std::unique_ptr<kernels::Device>> CreateRankDevice(
+    const v1::RunPlan& plan, int rank, const std::vector<int>& cpus = {});
 
 // How long one collective may wait for a peer: two minutes more than the busiest rank's whole step
 // takes at 1 GFLOP/s. Only a backstop: a dead peer is noticed by its worker.

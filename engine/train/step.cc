@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/check.h"
 #include "common/status.h"
 
 namespace upipe::train {
@@ -17,12 +18,14 @@ using optim::StepScalarsView;
 TrainStep::TrainStep(const engine::RankContext& context, const v1::RunPlan& plan)
     : context_(context),
       plan_(plan),
-      config_(model::ModelConfig::From(plan.spec().model())),
+      config_(model::ModelConfig::From(plan.spec().model(), plan.spec().train().context())),
       tokens_(parallel::TokenMap::Make(plan.spec().train().context(), context.num_ranks())),
       layout_(model::ParameterLayout::Make(config_, context.num_ranks())) {}
 
 absl::StatusOr<std::unique_ptr<TrainStep>> TrainStep::Create(const engine::RankContext& context,
                                                              const v1::RunPlan& plan) {
+  UPIPE_CHECK(context.storage() == model::StorageTypeOf(plan.spec().train()))
+      << "the rank stores " << NameOf(context.storage()) << ", the plan says otherwise";
   auto step = std::unique_ptr<TrainStep>(new TrainStep(context, plan));
   context.Mark(0, StepPass::kStarting, -1, -1);
   UPIPE_RETURN_IF_ERROR(step->Allocate());
@@ -52,7 +55,9 @@ absl::Status TrainStep::Allocate() {
       model::LlamaParams{.config = config_,
                          .schedule = &plan_.schedule(),
                          .tokens = tokens_,
-                         .positions = TensorView::Vector(positions_.data(), DType::kInt64, n)},
+                         .positions = TensorView::Vector(positions_.data(), DType::kInt64, n),
+                         .keep_attention_output = plan_.spec().memory().attention_output() ==
+                                                  v1::ATTENTION_OUTPUT_DEVICE},
       *parameters_);
   std::vector<int64_t> positions(n);
   std::iota(positions.begin(), positions.end(), tokens_.RunOf(context_.rank()).begin);
@@ -66,8 +71,8 @@ absl::StatusOr<model::Batch> TrainStep::Upload(const HostTokens& host) {
   const int64_t bytes = n * SizeOf(DType::kInt32);
   context_.device().CopyFromHost(token_buffer_.data(), host.tokens, bytes, context_.stream());
   context_.device().CopyFromHost(label_buffer_.data(), host.labels, bytes, context_.stream());
-  UPIPE_RETURN_IF_ERROR(context_.Fill(TensorView::Vector(scalars_.data(), DType::kFloat64, 3),
-                                      0));  // loss, count, squares
+  UPIPE_RETURN_IF_ERROR(context_.Fill(
+      TensorView::Vector(scalars_.data(), DType::kFloat64, StepScalarsView::kNumReduced), 0));
   return model::Batch{.tokens = TensorView::Vector(token_buffer_.data(), DType::kInt32, n),
                       .labels = TensorView::Vector(label_buffer_.data(), DType::kInt32, n),
                       .loss_and_count = StepScalarsView(scalars_.data()).LossAndCount()};
@@ -85,20 +90,22 @@ absl::StatusOr<StepResult> TrainStep::Run(int64_t step, const HostTokens& host) 
                                                 applied_steps_ + 1,
                                                 StepScalarsView(scalars_.data())));
   UPIPE_ASSIGN_OR_RETURN(const StepScalars scalars, ReadScalars());
-  result.loss = scalars.loss / scalars.count;
-  result.valid_tokens = scalars.count;
+  const StepScalars::LossAndCount total = optim::TotalOf(scalars.by_position);
+  result.loss = total.loss / total.count;
+  result.valid_tokens = total.count;
+  result.by_position = scalars.by_position;
   result.grad_norm = scalars.grad_norm;
   result.skipped = scalars.skip != 0;
   if (!result.skipped) ++applied_steps_;
   return result;
 }
 
-absl::StatusOr<TrainStep::EvalResult> TrainStep::Evaluate(int64_t step, const HostTokens& host) {
+absl::StatusOr<StepScalars::ByPosition> TrainStep::Evaluate(int64_t step, const HostTokens& host) {
   UPIPE_ASSIGN_OR_RETURN(const model::Batch batch, Upload(host));
   UPIPE_RETURN_IF_ERROR(model_->Evaluate(batch, step));
-  UPIPE_RETURN_IF_ERROR(Reduce(2, comm::ReduceOp::kSum));
+  UPIPE_RETURN_IF_ERROR(Reduce(StepScalarsView::kNumReduced, comm::ReduceOp::kSum));
   UPIPE_ASSIGN_OR_RETURN(const StepScalars scalars, ReadScalars());
-  return EvalResult{.loss_sum = scalars.loss, .valid_tokens = scalars.count};
+  return scalars.by_position;
 }
 
 absl::StatusOr<bool> TrainStep::AnyRank(bool flag) {
@@ -106,7 +113,7 @@ absl::StatusOr<bool> TrainStep::AnyRank(bool flag) {
       context_.Fill(TensorView::Vector(scalars_.data(), DType::kFloat64, 1), flag ? 1 : 0));
   UPIPE_RETURN_IF_ERROR(Reduce(1, comm::ReduceOp::kMax));
   UPIPE_ASSIGN_OR_RETURN(const StepScalars scalars, ReadScalars());
-  return scalars.loss != 0;
+  return scalars.by_position[0].loss != 0;
 }
 
 absl::Status TrainStep::Reduce(int64_t count, comm::ReduceOp op) {

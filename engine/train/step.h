@@ -28,7 +28,8 @@ struct StepResult {
   double valid_tokens = 0;
   double grad_norm = 0;
   double learning_rate = 0;
-  bool skipped = false;  // nothing was updated
+  bool skipped = false;                        // nothing was updated
+  optim::StepScalars::ByPosition by_position;  // of all ranks
 };
 
 class TrainStep {
@@ -39,15 +40,14 @@ class TrainStep {
   static absl::StatusOr<std::unique_ptr<TrainStep>> Create(const engine::RankContext& context,
                                                            const v1::RunPlan& plan);
 
+  // After an error a TrainStep is good for destruction only.
+
   // One optimizer step (1-based). Blocks until the device has finished it. Collective.
   absl::StatusOr<StepResult> Run(int64_t step, const HostTokens& host);
 
-  // Summed loss and token count of one held-out sequence over all ranks. Blocking, collective.
-  struct EvalResult {
-    double loss_sum = 0;
-    double valid_tokens = 0;
-  };
-  absl::StatusOr<EvalResult> Evaluate(int64_t step, const HostTokens& host);
+  // Summed loss and token count of one held-out sequence over all ranks, by range of positions.
+  // Blocking, collective.
+  absl::StatusOr<optim::StepScalars::ByPosition> Evaluate(int64_t step, const HostTokens& host);
 
   // True on every rank when any rank asks: the ranks leave at the same step. Blocking, collective.
   absl::StatusOr<bool> AnyRank(bool flag);

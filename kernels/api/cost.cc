@@ -19,22 +19,27 @@ double Bytes(const Views&... views) {
 OpCost CostOf(const EmbeddingFwdParams& p) { return {0, Bytes(p.tokens, p.out), Bytes(p.out)}; }
 
 OpCost CostOf(const EmbeddingBwdParams& p) {
-  return {Elements(p.dout), Bytes(p.tokens, p.dout, p.dout), Bytes(p.dout)};
+  const double touched = Elements(p.dout) * static_cast<double>(SizeOf(p.dtable.dtype));
+  return {Elements(p.dout), Bytes(p.tokens, p.dout) + touched, touched};
 }
 
 OpCost CostOf(const RmsNormFwdParams& p) {
-  return {4 * Elements(p.x), Bytes(p.x, p.weight), Bytes(p.y)};
+  return {(p.residual.present() ? 5 : 4) * Elements(p.x), Bytes(p.x, p.weight, p.residual),
+          Bytes(p.y, p.sum)};
 }
 
 OpCost CostOf(const RmsNormBwdParams& p) {
-  return {11 * Elements(p.x), Bytes(p.x, p.weight, p.dy, p.dx, p.dweight), Bytes(p.dx, p.dweight)};
+  const double read = Bytes(p.x, p.weight, p.dy, p.dweight) + (p.accumulate ? Bytes(p.dx) : 0.0);
+  return {(p.accumulate ? 11 : 10) * Elements(p.x), read, Bytes(p.dx, p.dweight)};
 }
 
 OpCost CostOf(const MatmulParams& p) {
   const double inner = static_cast<double>(p.transpose_a ? p.a.shape[0] : p.a.shape[1]);
-  const double read = Bytes(p.a, p.b) + (p.beta == 0.0f ? 0.0 : Bytes(p.c));
-  return {2 * Elements(p.c) * inner, read, Bytes(p.c)};
+  const double read = Bytes(p.a, p.b, p.bias) + (p.beta == 0.0f ? 0.0 : Bytes(p.c));
+  return {2 * Elements(p.c) * inner + (p.bias.present() ? Elements(p.c) : 0.0), read, Bytes(p.c)};
 }
+
+OpCost CostOf(const ColumnSumParams& p) { return {Elements(p.x), Bytes(p.x, p.out), Bytes(p.out)}; }
 
 OpCost CostOf(const RopeParams& p) {
   const double read = Bytes(p.src, p.positions) + (p.accumulate ? Bytes(p.dst) : 0.0);
@@ -71,13 +76,12 @@ OpCost CostOf(const SwiGluFwdParams& p) {
 }
 
 OpCost CostOf(const SwiGluBwdParams& p) {
-  return {10 * Elements(p.dout), Bytes(p.dout, p.gate, p.up), Bytes(p.gate, p.up)};
+  return {11 * Elements(p.dout), Bytes(p.dout, p.gate, p.up), Bytes(p.dout, p.gate, p.up)};
 }
 
 OpCost CostOf(const CrossEntropyParams& p) {
-  const double written = Bytes(p.loss_and_count) + (p.write_gradient ? Bytes(p.logits) : 0.0);
-  return {(p.write_gradient ? 6 : 4) * Elements(p.logits),
-          Bytes(p.logits, p.labels, p.loss_and_count), written};
+  return {(p.dlogits.present() ? 6 : 4) * Elements(p.logits),
+          Bytes(p.logits, p.labels, p.loss_and_count), Bytes(p.dlogits, p.loss_and_count)};
 }
 
 OpCost CostOf(const SumOfSquaresParams& p) {
@@ -85,7 +89,8 @@ OpCost CostOf(const SumOfSquaresParams& p) {
 }
 
 OpCost CostOf(const ClipScaleParams& p) {
-  return {6, Bytes(p.sum_of_squares, p.loss_and_count), Bytes(p.grad_norm, p.scale, p.skip)};
+  return {5 + static_cast<double>(p.loss_and_count.shape[0]),
+          Bytes(p.sum_of_squares, p.loss_and_count), Bytes(p.grad_norm, p.scale, p.skip)};
 }
 
 OpCost CostOf(const AdamWParams& p) {

@@ -5,10 +5,18 @@
 
 namespace upipe::kernels {
 
-enum class DType : uint8_t { kFloat32, kFloat64, kInt32, kInt64 };
+enum class DType : uint8_t { kFloat32, kFloat64, kInt32, kInt64, kBFloat16 };
 
 constexpr int64_t SizeOf(DType dtype) {
-  return dtype == DType::kFloat64 || dtype == DType::kInt64 ? 8 : 4;
+  switch (dtype) {
+    case DType::kFloat64:
+    case DType::kInt64:
+      return 8;
+    case DType::kBFloat16:
+      return 2;
+    default:
+      return 4;
+  }
 }
 
 constexpr const char* NameOf(DType dtype) {
@@ -21,6 +29,8 @@ constexpr const char* NameOf(DType dtype) {
       return "int32";
     case DType::kInt64:
       return "int64";
+    case DType::kBFloat16:
+      return "bf16";
   }
   return "?";
 }

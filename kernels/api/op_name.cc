@@ -8,10 +8,10 @@ namespace upipe::kernels {
 namespace {
 
 constexpr const char* kNames[] = {
-    "embedding_fwd", "embedding_bwd", "rms_norm_fwd",  "rms_norm_bwd",   "matmul",
-    "rope",          "strided_copy",  "attention_fwd", "attention_bwd",  "row_dot",
-    "swiglu_fwd",    "swiglu_bwd",    "cross_entropy", "sum_of_squares", "clip_scale",
-    "adamw",         "fill",          "random_normal"};
+    "embedding_fwd", "embedding_bwd", "rms_norm_fwd", "rms_norm_bwd",  "matmul",
+    "column_sum",    "rope",          "strided_copy", "attention_fwd", "attention_bwd",
+    "row_dot",       "swiglu_fwd",    "swiglu_bwd",   "cross_entropy", "sum_of_squares",
+    "clip_scale",    "adamw",         "fill",         "random_normal"};
 static_assert(std::size(kNames) == std::variant_size_v<OpParams>);
 
 }  // namespace

@@ -28,19 +28,36 @@ void ParamCheck::Fail(absl::string_view sentence) {
   if (status_.ok()) status_ = absl::InvalidArgumentError(absl::StrCat(op_, ": ", sentence));
 }
 
-void ParamCheck::Input(const char* field, const TensorView& view, int rank, DType dtype) {
+void ParamCheck::Input(const char* field, const TensorView& view, int rank, ElementType type) {
   if (!view.present()) return Fail(absl::StrCat(field, " is absent"));
   if (view.rank != rank) {
     return Fail(absl::StrCat(field, " has rank ", view.rank, ", must be ", rank));
   }
-  if (view.dtype != dtype) {
-    return Fail(absl::StrCat(field, " is ", NameOf(view.dtype), ", must be ", NameOf(dtype)));
-  }
+  Element(field, view.dtype, type);
   Layout(field, view);
 }
 
-void ParamCheck::Output(const char* field, const TensorView& view, int rank, DType dtype) {
-  Input(field, view, rank, dtype);
+void ParamCheck::Element(const char* field, DType dtype, ElementType type) {
+  using Rule = ElementType::Rule;
+  const bool is_wide = dtype == DType::kFloat32;
+  std::string rule;
+  if (type.rule == Rule::kExactly) {
+    if (dtype != type.dtype) rule = NameOf(type.dtype);
+  } else if (type.rule == Rule::kFloating || storage_field_ == nullptr) {
+    if (!is_wide && dtype != DType::kBFloat16) rule = "fp32 or bf16";
+  } else if (dtype != storage_ && !(type.rule == Rule::kStorageOrWide && is_wide)) {
+    rule = absl::StrCat(NameOf(storage_), " as ", storage_field_);
+    if (type.rule == Rule::kStorageOrWide && storage_ != DType::kFloat32) rule += ", or fp32";
+  }
+  if (!rule.empty()) Fail(absl::StrCat(field, " is ", NameOf(dtype), ", must be ", rule));
+  if (type.rule == Rule::kStorage && storage_field_ == nullptr) {
+    storage_field_ = field;
+    storage_ = dtype;
+  }
+}
+
+void ParamCheck::Output(const char* field, const TensorView& view, int rank, ElementType type) {
+  Input(field, view, rank, type);
   if (status_.ok()) NoSelfOverlap(field, view);
 }
 
@@ -123,6 +140,13 @@ void ParamCheck::Distinct(const char* field, const TensorView& view, const char*
                           const TensorView& other) {
   if (view.num_elements() > 0 && other.num_elements() > 0 && view.data == other.data) {
     Fail(absl::StrCat(field, " aliases ", other_field));
+  }
+}
+
+void ParamCheck::DistinctOrSame(const char* field, const TensorView& view, const char* other_field,
+                                const TensorView& other) {
+  if (view.dtype != other.dtype || view.stride != other.stride) {
+    Distinct(field, view, other_field, other);
   }
 }
 

@@ -34,12 +34,15 @@ void CheckMask(const AttentionMask& mask, ParamCheck& check) {
                absl::StrCat("< mask.total = ", mask.total));
 }
 
-// What forward and backward share.
+void CheckInputs(const TensorView& q, const TensorView& k, const TensorView& v, ParamCheck& check) {
+  check.Input("q", q, 3, kS);
+  check.Input("k", k, 3, kS);
+  check.Input("v", v, 3, kS);
+}
+
+// What forward and backward share, after the tensors by themselves.
 template <typename Params>
 void CheckCommon(const Params& p, ParamCheck& check) {
-  check.Input("q", p.q, 3);
-  check.Input("k", p.k, 3);
-  check.Input("v", p.v, 3);
   check.NotEmpty("q", p.q, 2);
   check.SameShape("v", p.v, "k", p.k);
   check.Dim("k", p.k, 2, p.q.shape[2], "head_dim of q");
@@ -63,8 +66,9 @@ void CheckCommon(const Params& p, ParamCheck& check) {
 }  // namespace
 
 void CheckAttentionFwd(const AttentionFwdParams& p, ParamCheck& check) {
-  check.Output("o", p.o, 3);
-  check.Output("lse", p.lse, 2);
+  CheckInputs(p.q, p.k, p.v, check);
+  check.Output("o", p.o, 3, kS);
+  check.Output("lse", p.lse, 2, kW);
   CheckCommon(p, check);
   check.SameShape("o", p.o, "q", p.q);
   check.Distinct("o", p.o, "q", p.q);
@@ -73,12 +77,13 @@ void CheckAttentionFwd(const AttentionFwdParams& p, ParamCheck& check) {
 }
 
 void CheckAttentionBwd(const AttentionBwdParams& p, ParamCheck& check) {
-  check.Input("dout", p.dout, 3);
-  check.Input("lse", p.lse, 2);
-  check.Input("delta", p.delta, 2);
-  check.Output("dq", p.dq, 3);
-  check.Output("dk", p.dk, 3);
-  check.Output("dv", p.dv, 3);
+  CheckInputs(p.q, p.k, p.v, check);
+  check.Input("dout", p.dout, 3, kS);
+  check.Input("lse", p.lse, 2, kW);
+  check.Input("delta", p.delta, 2, kW);
+  check.Output("dq", p.dq, 3, kW);
+  check.Output("dk", p.dk, 3, kW);
+  check.Output("dv", p.dv, 3, kW);
   CheckCommon(p, check);
   check.SameShape("dout", p.dout, "q", p.q);
   check.SameShape("dq", p.dq, "q", p.q);

@@ -7,29 +7,29 @@
 #include <cmath>
 #include <vector>
 
+#include "kernels/cpu/attention_bf16.h"
 #include "kernels/cpu/attention_mask.h"
 #include "kernels/cpu/attention_tiles.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "kernels/cpu/isa.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/attention_bwd.cc"
 #include "hwy/foreach_target.h"  // includes this file once per target
+#include "kernels/cpu/attention_rows-inl.h"
 #include "kernels/cpu/gemm_tile-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace upipe::kernels::cpu {
 namespace HWY_NAMESPACE {
 
-constexpr int64_t kTileFloats = 8192;
+constexpr int64_t kTileFloats = 16384;
+constexpr int64_t kCopyFloats = 18432;  // of copied rows: tile and padding
 constexpr int64_t kMaxKeyTile = 128;
 constexpr int64_t kMaxQueryTile = 64;
+constexpr int64_t kScoreStride = RowStride(kMaxKeyTile);
 static_assert(kPanel * kMaxHeadDim <= kTileFloats);
-
-// Rows that are padded to whole vectors when head_dim is not a multiple of them.
-struct Rows {
-  const float* data;
-  int64_t stride;
-};
+static_assert(kTileFloats + kMaxKeyTile * RowStride(0) <= kCopyFloats);
 
 // One key tile of one slot; `width` is head_dim rounded up to whole vectors.
 struct BackwardTile {
@@ -38,13 +38,13 @@ struct BackwardTile {
   alignas(64) float values_t[kTileFloats];  // [panels, head_dim, kPanel]
   alignas(64) float dk[kTileFloats];        // [key_tile, width]
   alignas(64) float dv[kTileFloats];        // [key_tile, width]
-  alignas(
-      64) float scores[kMaxQueryTile * kMaxKeyTile];  // [query_tile, key_tile], then probabilities
-  alignas(64) float gradients[kMaxQueryTile * kMaxKeyTile];  // [query_tile, key_tile]: dP, then dS
-  // Padded copies, used only when width > head_dim.
-  alignas(64) float keys[kTileFloats];
-  alignas(64) float queries[kTileFloats];
-  alignas(64) float douts[kTileFloats];
+  // [query_tile, kScoreStride]: scores, then probabilities; dP, then dS.
+  alignas(64) float scores[kMaxQueryTile * kScoreStride];
+  alignas(64) float gradients[kMaxQueryTile * kScoreStride];
+  // Copies; dq only when width > head_dim.
+  alignas(64) float keys[kCopyFloats];
+  alignas(64) float queries[kCopyFloats];
+  alignas(64) float douts[kCopyFloats];
   alignas(64) float dq[kTileFloats];
 };
 
@@ -55,22 +55,12 @@ void SetSizes(int64_t head_dim, BackwardTile& tile) {
   tile.query_tile = std::min(kMaxQueryTile, kTileFloats / tile.width);
 }
 
-// Rows [first, first + count) of head `head`, in place or padded with zeros into `copy`.
-Rows PaddedRows(const TensorView& view, int64_t first, int64_t head, int64_t count,
-                const BackwardTile& tile, float* copy) {
-  if (tile.width == tile.head_dim) return {Ptr(view, first, head), view.stride[0]};
-  for (int64_t i = 0; i < count; ++i) {
-    std::copy_n(Ptr(view, first + i, head), tile.head_dim, copy + i * tile.width);
-    std::fill_n(copy + i * tile.width + tile.head_dim, tile.width - tile.head_dim, 0.0f);
-  }
-  return {copy, tile.width};
-}
-
 void Transpose(const TensorView& view, int64_t first, int32_t slot, int64_t count,
                const BackwardTile& tile, float* panels) {
   std::fill_n(panels, tile.key_tile * tile.head_dim, 0.0f);
   for (int64_t i = 0; i < count; ++i) {
-    const float* row = Ptr(view, first + i, slot);
+    alignas(64) float row[kMaxHeadDim];
+    CopyRow(view, first + i, slot, row);
     float* column = panels + i / kPanel * tile.head_dim * kPanel + i % kPanel;
     for (int64_t e = 0; e < tile.head_dim; ++e) column[e * kPanel] = row[e];
   }
@@ -104,8 +94,8 @@ void GradientTile(const AttentionBwdParams& p, int64_t head, PositionRun queries
                      SeesAll(p.mask, queries, {keys.begin + begin, keys.begin + end});
   for (int64_t query = queries.begin; query < queries.end; ++query) {
     const int64_t row = query - queries.begin, token = query - p.queries.begin;
-    float *score = tile.scores + row * tile.key_tile,
-          *gradient = tile.gradients + row * tile.key_tile;
+    float *score = tile.scores + row * kScoreStride,
+          *gradient = tile.gradients + row * kScoreStride;
     const float lse = *Ptr(p.lse, head, token) * kLog2E, delta = *Ptr(p.delta, token, head);
     if (whole) {
       GradientRow<false>(score, gradient, begin, end, {}, p.scale * kLog2E, lse, delta, p.scale);
@@ -122,7 +112,7 @@ void AddQueryGradient(const AttentionBwdParams& p, int64_t head, int64_t first, 
   const bool padded = tile.width != tile.head_dim;
   if (padded) std::fill_n(tile.dq, count * tile.width, 0.0f);
   Multiply<ReadA::kByRow, Into::kAdd>({.a = tile.gradients + begin,
-                                       .a_stride = tile.key_tile,
+                                       .a_stride = kScoreStride,
                                        .b = keys.data + begin * keys.stride,
                                        .b_stride = keys.stride,
                                        .c = padded ? tile.dq : Ptr(p.dq, first, head),
@@ -135,41 +125,48 @@ void AddQueryGradient(const AttentionBwdParams& p, int64_t head, int64_t first, 
   }
 }
 
-// The queries of one tile meet the loaded key tile.
+// The queries of one tile meet the loaded key tile; `next` will be the queries after them.
 void BackwardQueries(const AttentionBwdParams& p, int64_t head, PositionRun queries,
-                     PositionRun keys, const Rows& key_rows, BackwardTile& tile) {
+                     PositionRun next, PositionRun keys, const Rows& key_rows, BackwardTile& tile) {
   const int64_t first = queries.begin - p.queries.begin, count = queries.end - queries.begin;
   const PositionRun reach = Intersection(
       {VisibleKeys(p.mask, queries.begin).begin, VisibleKeys(p.mask, queries.end - 1).end}, keys);
   if (reach.begin == reach.end) return;
   const int64_t begin = (reach.begin - keys.begin) / kPanel * kPanel;
   const int64_t end = (reach.end - keys.begin + kPanel - 1) / kPanel * kPanel;
-  const Rows q = PaddedRows(p.q, first, head, count, tile, tile.queries);
-  const Rows dout = PaddedRows(p.dout, first, head, count, tile, tile.douts);
+  const Rows q = CopyRows(p.q, first, head, count, tile.width, tile.queries);
+  const Rows dout = CopyRows(p.dout, first, head, count, tile.width, tile.douts);
+  const int64_t num_next = next.end - next.begin, steps = tile.query_tile / kTileRows;
+  ComingRows next_queries(p.q, first + count, head, num_next, steps * ((end - begin) / kPanel));
+  ComingRows next_douts(p.dout, first + count, head, num_next, steps * ((end - begin) / kPanel));
+  ComingRows dq_rows(p.dq, first, head, count, std::max<int64_t>(1, (end - begin) / kTileRows));
   for (int64_t j = begin; j < end; j += kPanel) {
     TileOperands t = {.a = q.data,
                       .a_stride = q.stride,
                       .b = tile.keys_t + j * tile.head_dim,
                       .b_stride = kPanel,
                       .c = tile.scores + j,
-                      .c_stride = tile.key_tile,
-                      .depth = tile.head_dim};
+                      .c_stride = kScoreStride,
+                      .depth = tile.head_dim,
+                      .coming = &next_queries};
     MultiplyPanel<kTileVectors, ReadA::kByRow, Into::kStore>(t, count);
     t.a = dout.data;
     t.a_stride = dout.stride;
     t.b = tile.values_t + j * tile.head_dim;
     t.c = tile.gradients + j;
+    t.coming = &next_douts;
     MultiplyPanel<kTileVectors, ReadA::kByRow, Into::kStore>(t, count);
   }
   GradientTile(p, head, queries, keys, begin, end, tile);
   const int64_t num_keys = std::min(end, keys.end - keys.begin) - begin;
   TileOperands t = {.a = tile.scores + begin,
-                    .a_stride = tile.key_tile,
+                    .a_stride = kScoreStride,
                     .b = dout.data,
                     .b_stride = dout.stride,
                     .c = tile.dv + begin * tile.width,
                     .c_stride = tile.width,
-                    .depth = count};
+                    .depth = count,
+                    .coming = &dq_rows};
   Multiply<ReadA::kByColumn, Into::kAdd>(t, num_keys, tile.width);
   t.a = tile.gradients + begin;
   t.b = q.data;
@@ -201,14 +198,15 @@ void AttentionBackwardChunk(const AttentionBwdParams& p, int32_t slot, PositionR
     if (queries.begin == queries.end) continue;
     Transpose(p.k, first, slot, count, tile, tile.keys_t);
     Transpose(p.v, first, slot, count, tile, tile.values_t);
-    const Rows key_rows = PaddedRows(p.k, first, slot, count, tile, tile.keys);
+    const Rows key_rows = CopyRows(p.k, first, slot, count, tile.width, tile.keys);
     std::fill_n(tile.dk, count * tile.width, 0.0f);
     std::fill_n(tile.dv, count * tile.width, 0.0f);
     for (int64_t head = 0; head < p.q.shape[1]; ++head) {
       if (p.kv_slot[head] != slot) continue;
       for (int64_t query = queries.begin; query < queries.end; query += tile.query_tile) {
-        BackwardQueries(p, head, {query, std::min(queries.end, query + tile.query_tile)}, keys,
-                        key_rows, tile);
+        const int64_t end = std::min(queries.end, query + tile.query_tile);
+        const PositionRun next = {end, std::min(queries.end, end + tile.query_tile)};
+        BackwardQueries(p, head, {query, end}, next, keys, key_rows, tile);
       }
     }
     AddRows(tile.dk, tile, p.dk, first, slot, count);
@@ -281,6 +279,7 @@ absl::Status Backend::Run(const AttentionBwdParams& p, Workspace, ExecContext& c
   if (!p.accumulate_dq) ClearQueryGradients(p, context);
   const std::vector<int32_t> slots = UsedSlots(p);
   if (slots.empty()) return absl::OkStatus();
+  const bool bf16_products = p.q.dtype == DType::kBFloat16 && HasBf16Products();
   const int64_t chunks = NumChunks(p, slots.size(), context.parallel.num_threads());
   std::vector<ChunkPair> pairs;
   for (int64_t round = 0; round < chunks; ++round) {
@@ -294,8 +293,12 @@ absl::Status Backend::Run(const AttentionBwdParams& p, Workspace, ExecContext& c
     }
     context.parallel.Run(pairs.size(), [&](int64_t begin, int64_t end, int) {
       for (int64_t i = begin; i < end; ++i) {
-        HWY_DYNAMIC_DISPATCH(AttentionBackwardChunk)
-        (p, pairs[i].slot, pairs[i].queries, pairs[i].keys);
+        const auto& [slot, queries, keys] = pairs[i];
+        if (bf16_products) {
+          AttentionBackwardChunkBf16(p, slot, queries, keys);
+        } else {
+          HWY_DYNAMIC_DISPATCH(AttentionBackwardChunk)(p, slot, queries, keys);
+        }
       }
     });
   }

@@ -1,19 +1,22 @@
 // Attention forward, flash style (arXiv 2205.14135, 2307.08691): a block of queries stays in cache,
 // key tiles that some of it sees stream past, scores never leave a [kKeyTile, kPanel] tile. Queries
-// lie in vector lanes, so running maximum, running sum and masks are plain vector arithmetic; K and
-// V are read in place.
+// lie in vector lanes, so running maximum, running sum and masks are plain vector arithmetic. bf16
+// is converted as tiles are loaded, where attention_fwd_bf16.cc cannot take it.
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/cpu/attention_bf16.h"
 #include "kernels/cpu/attention_mask.h"
 #include "kernels/cpu/attention_tiles.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "kernels/cpu/isa.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/attention_fwd.cc"
 #include "hwy/foreach_target.h"  // includes this file once per target
+#include "kernels/cpu/attention_rows-inl.h"
 #include "kernels/cpu/gemm_tile-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -21,8 +24,9 @@ namespace upipe::kernels::cpu {
 namespace HWY_NAMESPACE {
 
 constexpr int64_t kKeyTile = 64;
-constexpr int64_t kMaxQueries = 128;  // of a block
-constexpr int64_t kBlockFloats = 16384;
+constexpr int64_t kMaxQueries = 256;  // of a block
+constexpr int64_t kBlockFloats = 32768;
+constexpr int64_t kTileFloats = kKeyTile * RowStride(kMaxHeadDim);
 static_assert(kPanel * kMaxHeadDim <= kBlockFloats);
 static_assert(kMaxQueries % kPanel == 0);
 
@@ -31,6 +35,9 @@ struct ForwardBlock {
   alignas(64) float queries[kBlockFloats];  // [panels, head_dim, kPanel], times scale * log2(e)
   alignas(64) float out[kBlockFloats];      // [panels, head_dim, kPanel], relative to max
   alignas(64) float scores[kKeyTile * kPanel];
+  alignas(64) float keys[kTileFloats];    // of the tile, [kKeyTile, RowStride(head_dim)]
+  alignas(64) float values[kTileFloats];  // of the tile
+  ComingRows next_keys, next_values;
   alignas(64) float max[kMaxQueries];  // of the base-2 scores so far
   alignas(64) float sum[kMaxQueries];  // of 2^(score - max)
   alignas(64) float factor[kPanel];
@@ -86,19 +93,19 @@ HWY_INLINE void SoftmaxTile(float* scores, int64_t num_keys, float* max, float* 
   }
 }
 
-// The keys of one tile join one panel of the block.
-void ForwardTile(const AttentionFwdParams& p, int32_t slot, PositionRun queries, PositionRun keys,
-                 int64_t panel, ForwardBlock& block) {
-  const int64_t head_dim = p.q.shape[2], num_keys = keys.end - keys.begin,
-                row = keys.begin - p.keys.begin;
+// Keys of one tile, K and V from the first of them on, join one panel of the block.
+void ForwardTile(const AttentionFwdParams& p, PositionRun queries, PositionRun keys, const Rows& k,
+                 const Rows& v, int64_t panel, ForwardBlock& block) {
+  const int64_t head_dim = p.q.shape[2], num_keys = keys.end - keys.begin;
   const int64_t offset = panel * head_dim * kPanel;
-  MultiplyPanel<kTileVectors, ReadA::kByRow, Into::kStore>({.a = Ptr(p.k, row, slot),
-                                                            .a_stride = p.k.stride[0],
+  MultiplyPanel<kTileVectors, ReadA::kByRow, Into::kStore>({.a = k.data,
+                                                            .a_stride = k.stride,
                                                             .b = block.queries + offset,
                                                             .b_stride = kPanel,
                                                             .c = block.scores,
                                                             .c_stride = kPanel,
-                                                            .depth = head_dim},
+                                                            .depth = head_dim,
+                                                            .coming = &block.next_keys},
                                                            num_keys);
   float *max = block.max + panel * kPanel, *sum = block.sum + panel * kPanel;
   if (SeesAll(p.mask, queries, keys)) {
@@ -107,14 +114,15 @@ void ForwardTile(const AttentionFwdParams& p, int32_t slot, PositionRun queries,
     MaskScores(p.mask, queries, keys, block.scores);
     SoftmaxTile<true>(block.scores, num_keys, max, sum, block.factor);
   }
-  MultiplyPanel<kTileVectors, ReadA::kByColumn, Into::kScaleThenAdd>({.a = Ptr(p.v, row, slot),
-                                                                      .a_stride = p.v.stride[0],
+  MultiplyPanel<kTileVectors, ReadA::kByColumn, Into::kScaleThenAdd>({.a = v.data,
+                                                                      .a_stride = v.stride,
                                                                       .b = block.scores,
                                                                       .b_stride = kPanel,
                                                                       .c = block.out + offset,
                                                                       .c_stride = kPanel,
                                                                       .depth = num_keys,
-                                                                      .factor = block.factor},
+                                                                      .factor = block.factor,
+                                                                      .coming = &block.next_values},
                                                                      head_dim);
 }
 
@@ -127,7 +135,8 @@ void LoadQueries(const AttentionFwdParams& p, int64_t head, int64_t first, int64
   std::fill_n(block.max, panels * kPanel, -std::numeric_limits<float>::infinity());
   std::fill_n(block.sum, panels * kPanel, 0.0f);
   for (int64_t i = 0; i < count; ++i) {
-    const float* q = Ptr(p.q, first + i, head);
+    alignas(64) float q[kMaxHeadDim];
+    CopyRow(p.q, first + i, head, q);
     float* column = block.queries + i / kPanel * head_dim * kPanel + i % kPanel;
     for (int64_t e = 0; e < head_dim; ++e) column[e * kPanel] = scale * q[e];
   }
@@ -138,10 +147,15 @@ void StoreOutputs(const AttentionFwdParams& p, int64_t head, int64_t first, int6
   const int64_t head_dim = p.q.shape[2];
   for (int64_t i = 0; i < count; ++i) {
     const float* column = block.out + i / kPanel * head_dim * kPanel + i % kPanel;
-    float* o = Ptr(p.o, first + i, head);
     const bool blind = block.sum[i] == 0;
     const float inverse = blind ? 0.0f : 1.0f / block.sum[i];
-    for (int64_t e = 0; e < head_dim; ++e) o[e] = column[e * kPanel] * inverse;
+    if (p.o.dtype == DType::kFloat32) {
+      auto* o = static_cast<float*>(p.o.At(first + i, head));
+      for (int64_t e = 0; e < head_dim; ++e) o[e] = column[e * kPanel] * inverse;
+    } else {
+      auto* o = static_cast<BFloat16*>(p.o.At(first + i, head));
+      for (int64_t e = 0; e < head_dim; ++e) o[e] = BFloat16::From(column[e * kPanel] * inverse);
+    }
     *Ptr(p.lse, head, first + i) =
         blind ? -std::numeric_limits<float>::infinity()
               : static_cast<float>(block.max[i] * kLn2 + std::log(double{block.sum[i]}));
@@ -157,14 +171,27 @@ void AttentionForwardBlock(const AttentionFwdParams& p, int64_t head, int64_t fi
   const int64_t begin = p.queries.begin + first, end = begin + count;
   const PositionRun reach =
       Intersection({VisibleKeys(p.mask, begin).begin, VisibleKeys(p.mask, end - 1).end}, p.keys);
+  const int32_t slot = p.kv_slot[head];
+  const int64_t head_dim = p.q.shape[2];
   for (int64_t key = reach.begin; key < reach.end; key += kKeyTile) {
     const PositionRun tile = {key, std::min(reach.end, key + kKeyTile)};
+    const int64_t row = key - p.keys.begin, num_keys = tile.end - tile.begin;
+    const Rows k = CopyRows(p.k, row, slot, num_keys, head_dim, block.keys);
+    const Rows v = CopyRows(p.v, row, slot, num_keys, head_dim, block.values);
+    const PositionRun next = Intersection({tile.end, tile.end + kKeyTile}, reach);
+    const int64_t next_row = next.begin - p.keys.begin, num_next = next.end - next.begin;
+    block.next_keys = ComingRows(p.k, next_row, slot, num_next, kKeyTile / kTileRows * panels);
+    block.next_values =
+        ComingRows(p.v, next_row, slot, num_next, head_dim / kTileRows * panels + 1);
     for (int64_t panel = 0; panel < panels; ++panel) {
       const int64_t query = begin + panel * kPanel;
       const PositionRun queries = {query, std::min(end, query + kPanel)};
       const PositionRun keys = Intersection(tile, {VisibleKeys(p.mask, queries.begin).begin,
                                                    VisibleKeys(p.mask, queries.end - 1).end});
-      if (keys.begin < keys.end) ForwardTile(p, p.kv_slot[head], queries, keys, panel, block);
+      if (keys.begin == keys.end) continue;
+      const int64_t skipped = keys.begin - tile.begin;
+      ForwardTile(p, queries, keys, {k.data + skipped * k.stride, k.stride},
+                  {v.data + skipped * v.stride, v.stride}, panel, block);
     }
   }
   StoreOutputs(p, head, first, count, block);
@@ -195,13 +222,19 @@ absl::Status CheckHeadDim(int64_t head_dim) {
 absl::Status Backend::Run(const AttentionFwdParams& p, Workspace, ExecContext& context) {
   const int64_t tokens = p.q.shape[0], heads = p.q.shape[1], head_dim = p.q.shape[2];
   if (absl::Status ok = CheckHeadDim(head_dim); !ok.ok()) return ok;
-  const int64_t size = HWY_DYNAMIC_DISPATCH(AttentionQueryBlock)(head_dim);
+  const bool bf16_products = p.q.dtype == DType::kBFloat16 && HasBf16Products();
+  const int64_t size = bf16_products ? Bf16QueryBlock(head_dim)
+                                     : HWY_DYNAMIC_DISPATCH(AttentionQueryBlock)(head_dim);
   const int64_t blocks = (tokens + size - 1) / size;
   context.parallel.Run(heads * blocks, [&](int64_t begin, int64_t end, int) {
     for (int64_t index = begin; index < end; ++index) {
       const int64_t first = BalancedBlock(index % blocks, blocks) * size;
-      HWY_DYNAMIC_DISPATCH(AttentionForwardBlock)
-      (p, index / blocks, first, std::min(size, tokens - first));
+      const int64_t count = std::min(size, tokens - first);
+      if (bf16_products) {
+        AttentionForwardBlockBf16(p, index / blocks, first, count);
+      } else {
+        HWY_DYNAMIC_DISPATCH(AttentionForwardBlock)(p, index / blocks, first, count);
+      }
     }
   });
   return absl::OkStatus();

@@ -15,7 +15,10 @@ struct Backend {
   static int64_t WorkspaceBytes(const Params&) {
     return 0;
   }
-  static int64_t WorkspaceBytes(const RmsNormBwdParams& p);    // one fp32 per row
+  static int64_t WorkspaceBytes(const RmsNormBwdParams& p);    // partial sums of dweight
+  static int64_t WorkspaceBytes(const MatmulParams& p);        // see matmul.cc
+  static int64_t WorkspaceBytes(const ColumnSumParams& p);     // partial sums
+  static int64_t WorkspaceBytes(const RopeParams& p);          // a table of angles
   static int64_t WorkspaceBytes(const CrossEntropyParams& p);  // one fp64 per row
   static int64_t WorkspaceBytes(const SumOfSquaresParams& p);  // one fp64 per block
 
@@ -23,8 +26,9 @@ struct Backend {
   static absl::Status Run(const EmbeddingBwdParams& p, Workspace, ExecContext& context);
   static absl::Status Run(const RmsNormFwdParams& p, Workspace, ExecContext& context);
   static absl::Status Run(const RmsNormBwdParams& p, Workspace workspace, ExecContext& context);
-  static absl::Status Run(const MatmulParams& p, Workspace, ExecContext& context);
-  static absl::Status Run(const RopeParams& p, Workspace, ExecContext& context);
+  static absl::Status Run(const MatmulParams& p, Workspace workspace, ExecContext& context);
+  static absl::Status Run(const ColumnSumParams& p, Workspace workspace, ExecContext& context);
+  static absl::Status Run(const RopeParams& p, Workspace workspace, ExecContext& context);
   static absl::Status Run(const StridedCopyParams& p, Workspace, ExecContext& context);
   static absl::Status Run(const AttentionFwdParams& p, Workspace, ExecContext& context);
   static absl::Status Run(const AttentionBwdParams& p, Workspace, ExecContext& context);
@@ -39,9 +43,10 @@ struct Backend {
   static absl::Status Run(const RandomNormalParams& p, Workspace, ExecContext& context);
 };
 
-// Address of element (i, j, k) of an fp32 tensor.
-inline float* Ptr(const TensorView& view, int64_t i, int64_t j = 0, int64_t k = 0) {
-  return static_cast<float*>(view.At(i, j, k));
+// Address of element (i, j, k) of a tensor of Ts.
+template <typename T = float>
+T* Ptr(const TensorView& view, int64_t i, int64_t j = 0, int64_t k = 0) {
+  return static_cast<T*>(view.At(i, j, k));
 }
 
 }  // namespace upipe::kernels::cpu

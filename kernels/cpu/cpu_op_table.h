@@ -1,4 +1,4 @@
-// The fp32 CPU backend. Pool threads need 512 KiB of stack: tiles live there, so that ops need
+// The CPU backend. Pool threads need 512 KiB of stack: tiles live there, so that ops need
 // next to no workspace and never call malloc for more than a few KiB.
 #pragma once
 

@@ -1,7 +1,7 @@
-// Summed token losses and their gradient in place of the logits. Rows run in parallel; their losses
-// are kept in the workspace and added in ascending order.
-#include <algorithm>
+// Summed token losses and their gradient, which may lie over the logits. Rows run in parallel;
+// their losses are kept in the workspace and added in ascending order.
 #include <cmath>
+#include <cstring>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/cpu/cpu_backend.h"
@@ -32,26 +32,39 @@ void SoftmaxStatistics(const float* logits, size_t n, float* max, double* sum) {
     float block_max = hn::GetLane(hn::MaxOfLanes(F32(), maxima));
     for (size_t i = size - size % kLanes; i < size; ++i) block_max = HWY_MAX(block_max, block[i]);
     const VecF32 shift = hn::Set(F32(), block_max);
-    VecF32 sums = hn::Zero(F32());
-    ForEachVector(size, [&](size_t i, size_t count) HWY_ATTR {
+    const float sum = SumOver(size, [=](size_t i, size_t count, VecF32 part) HWY_ATTR {
       const VecF32 e = Exp(hn::Sub(LoadFirst(block + i, count), shift));
-      sums = hn::Add(sums, hn::IfThenElseZero(hn::FirstN(F32(), count), e));
+      if (count == kLanes) return hn::Add(part, e);
+      return hn::Add(part, hn::IfThenElseZero(hn::FirstN(F32(), count), e));
     });
-    running_sum = running_sum * std::exp(double{running_max} - block_max) +
-                  hn::GetLane(hn::SumOfLanes(F32(), sums));
+    running_sum = running_sum * std::exp(double{running_max} - block_max) + sum;
     running_max = block_max;
   }
   *max = running_max;
   *sum = running_sum;
 }
 
-// logits = exp(logits - max) * inverse_sum.
-void SoftmaxRow(float* logits, size_t n, float max, float inverse_sum) {
+// softmax[0:n) = exp(logits - max) * inverse_sum. In ascending order, no element written before all
+// below it are read: `softmax` may begin where logits does, in a type as wide or narrower.
+template <typename S>
+HWY_INLINE void Softmax(const float* logits, size_t n, float max, float inverse_sum, S* softmax) {
   const VecF32 shift = hn::Set(F32(), max);
   const VecF32 scale = hn::Set(F32(), inverse_sum);
   ForEachVector(n, [=](size_t i, size_t count) HWY_ATTR {
-    StoreFirst(hn::Mul(Exp(hn::Sub(LoadFirst(logits + i, count), shift)), scale), logits + i,
+    StoreFirst(hn::Mul(Exp(hn::Sub(LoadFirst(logits + i, count), shift)), scale), softmax + i,
                count);
+  });
+}
+
+// One row of d(loss)/d(logits) = softmax - one at the label.
+void GradientRow(const float* logits, size_t n, int32_t label, float max, float inverse_sum,
+                 void* dlogits, DType dtype) {
+  float at_label;
+  Softmax(logits + label, 1, max, inverse_sum, &at_label);
+  WithStorageType(dtype, [=](auto tag) HWY_ATTR {
+    auto* gradient = static_cast<decltype(tag)*>(dlogits);
+    Softmax(logits, n, max, inverse_sum, gradient);
+    StoreFirst(hn::Set(F32(), at_label - 1.0f), gradient + label, 1);
   });
 }
 
@@ -63,26 +76,26 @@ HWY_AFTER_NAMESPACE();
 namespace upipe::kernels::cpu {
 
 HWY_EXPORT(SoftmaxStatistics);
-HWY_EXPORT(SoftmaxRow);
+HWY_EXPORT(GradientRow);
 
 namespace {
 
-// The loss of row t; its logits become the gradient when asked.
+// The loss of row t, and its gradient when asked.
 double RowLoss(const CrossEntropyParams& p, int64_t t) {
   const int64_t vocab = p.logits.shape[1];
   const int32_t label = p.labels.as<int32_t>()[t];
-  float* logits = Ptr(p.logits, t);
+  const float* logits = Ptr(p.logits, t);
   if (label < 0) {
-    if (p.write_gradient) std::fill(logits, logits + vocab, 0.0f);
+    if (p.dlogits.present()) std::memset(p.dlogits.At(t), 0, vocab * SizeOf(p.dlogits.dtype));
     return 0;
   }
   float max;
   double sum;
   HWY_DYNAMIC_DISPATCH(SoftmaxStatistics)(logits, vocab, &max, &sum);
   const double loss = max + std::log(sum) - logits[label];
-  if (p.write_gradient) {
-    HWY_DYNAMIC_DISPATCH(SoftmaxRow)(logits, vocab, max, static_cast<float>(1 / sum));
-    logits[label] -= 1.0f;
+  if (p.dlogits.present()) {
+    HWY_DYNAMIC_DISPATCH(GradientRow)
+    (logits, vocab, label, max, static_cast<float>(1 / sum), p.dlogits.At(t), p.dlogits.dtype);
   }
   return loss;
 }

@@ -1,16 +1,16 @@
 // Token lookup and its scatter-add. The backward splits columns over the pool, so every row sums in
 // ascending token order whatever the number of threads.
 #include <algorithm>
-#include <cstring>
 
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "kernels/cpu/row_ops.h"
 
 namespace upipe::kernels::cpu {
 namespace {
 
-constexpr int64_t kColumns = 16;
+constexpr int64_t kColumns = 16;  // of the backward; threads take multiples
 
 absl::Status CheckTokens(const TensorView& tokens, int64_t vocab) {
   for (int64_t t = 0; t < tokens.shape[0]; ++t) {
@@ -29,8 +29,8 @@ absl::Status Backend::Run(const EmbeddingFwdParams& p, Workspace, ExecContext& c
   UPIPE_RETURN_IF_ERROR(CheckTokens(p.tokens, p.table.shape[0]));
   context.parallel.Run(p.out.shape[0], [&](int64_t begin, int64_t end, int) {
     for (int64_t t = begin; t < end; ++t) {
-      std::memcpy(Ptr(p.out, t), Ptr(p.table, p.tokens.as<int32_t>()[t]),
-                  p.out.shape[1] * sizeof(float));
+      CopyRow(p.table.At(p.tokens.as<int32_t>()[t]), p.table.dtype, p.out.At(t), p.out.dtype,
+              p.out.shape[1], /*accumulate=*/false);
     }
   });
   return absl::OkStatus();
@@ -42,9 +42,8 @@ absl::Status Backend::Run(const EmbeddingBwdParams& p, Workspace, ExecContext& c
   context.parallel.Run((d + kColumns - 1) / kColumns, [&](int64_t begin, int64_t end, int) {
     const int64_t first = begin * kColumns, last = std::min(d, end * kColumns);
     for (int64_t t = 0; t < p.dout.shape[0]; ++t) {
-      float* sum = Ptr(p.dtable, p.tokens.as<int32_t>()[t]);
-      const float* dout = Ptr(p.dout, t);
-      for (int64_t i = first; i < last; ++i) sum[i] += dout[i];
+      CopyRow(p.dout.At(t, first), p.dout.dtype, p.dtable.At(p.tokens.as<int32_t>()[t], first),
+              p.dtable.dtype, last - first, /*accumulate=*/true);
     }
   });
   return absl::OkStatus();

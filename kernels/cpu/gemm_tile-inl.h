@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/cpu/attention_tiles.h"
 #include "kernels/cpu/simd_math-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -49,6 +50,7 @@ struct TileOperands {
   int64_t c_stride;
   int64_t depth;
   const float* factor = nullptr;  // kScaleThenAdd only
+  ComingRows* coming = nullptr;   // asked for on the way, a step for each kTileRows rows
 };
 
 template <int kRows, int kVectors, ReadA kReadA, Into kInto>
@@ -107,6 +109,7 @@ template <int kVectors, ReadA kReadA, Into kInto>
 HWY_NOINLINE void MultiplyPanel(TileOperands t, int64_t rows) {
   const int64_t a_step = kReadA == ReadA::kByRow ? kTileRows * t.a_stride : kTileRows;
   for (; rows >= kTileRows; rows -= kTileRows) {
+    if (t.coming != nullptr) t.coming->PrefetchStep();
     Tile<kTileRows, kVectors, kReadA, kInto>(t);
     t.a += a_step;
     t.c += kTileRows * t.c_stride;

@@ -9,8 +9,12 @@
 
 namespace upipe::kernels {
 
-// The Highway target of every op but Matmul: "AVX3", "AVX2", "SSE4" or the baseline, best first.
+// What every op but the fp32 Matmul runs on, best first: "AVX3_BF16" (AVX3 and HasBf16Products),
+// "AVX3", "AVX2", "SSE4" or the baseline.
 std::string DispatchedIsa();
+// True when bf16 products use the processor's own instructions (AVX-512 BF16); false where it has
+// none or a cap below AVX3_BF16 turned them off.
+bool HasBf16Products();
 // The OpenBLAS core of Matmul ("SkylakeX", "Zen", ..); chosen when the library loads
 // (OPENBLAS_CORETYPE).
 std::string MatmulCore();
@@ -20,5 +24,7 @@ absl::Status CheckIsaName(absl::string_view name);
 // thread. A cap can be lowered, not raised. InvalidArgument for an unknown name; FailedPrecondition
 // when this machine lacks it.
 absl::Status CapIsa(absl::string_view name);
+// Turns AVX-512 BF16 off, or on again where the processor has it. For tests, between ops.
+void SetBf16ProductsForTest(bool allowed);
 
 }  // namespace upipe::kernels

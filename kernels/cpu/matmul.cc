@@ -1,45 +1,86 @@
-// Matrix products by OpenBLAS. The rows or the columns of c are split over the pool in multiples of
-// kSplit; each piece is one single-threaded sgemm, so the split depends on shapes and threads only.
+// Matrix products. The rows or the columns of c are split over the pool; each piece is one
+// single-threaded call, so the split depends on shapes and threads only. fp32 goes to OpenBLAS,
+// bf16 to matmul_bf16.
 #include <cblas.h>
 
 #include <algorithm>
+#include <vector>
 
+#include "common/status.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "kernels/cpu/matmul_bf16.h"
+#include "kernels/cpu/row_ops.h"
 
 namespace upipe::kernels::cpu {
 namespace {
 
-constexpr int64_t kSplit = 48;  // a multiple of every sgemm kernel's own block
+// Pieces are multiples of these, the libraries' own blocks.
+constexpr int64_t kSplitFp32 = 48;
+constexpr int64_t kSplitBf16 = 64;
+constexpr int64_t kCacheLine = 64;
 
-void ScaleRows(const TensorView& c, float beta) {
-  for (int64_t i = 0; i < c.shape[0]; ++i) {
-    float* row = Ptr(c, i);
-    for (int64_t j = 0; j < c.shape[1]; ++j) row[j] = beta == 0 ? 0 : beta * row[j];
+// The piece of c between blocks [begin, end) of its longer side.
+MatmulPiece PieceOf(const MatmulParams& p, int64_t block, int64_t begin, int64_t end) {
+  const int64_t m = p.c.shape[0], n = p.c.shape[1];
+  const int64_t first = begin * block, last = std::min(std::max(m, n), end * block);
+  if (m >= n) return {.i = first, .rows = last - first, .j = 0, .columns = n};
+  return {.i = 0, .rows = m, .j = first, .columns = last - first};
+}
+
+// c = beta * c + bias.
+void FinishPiece(const MatmulParams& p, const MatmulPiece& piece, float beta) {
+  for (int64_t row = piece.i; row < piece.i + piece.rows; ++row) {
+    FinishProductRow({.beta = beta,
+                      .bias = p.bias.present() ? p.bias.At(piece.j) : nullptr,
+                      .bias_type = p.bias.dtype,
+                      .c = p.c.At(row, piece.j),
+                      .c_type = p.c.dtype},
+                     piece.columns);
   }
+}
+
+void MultiplyFp32(const MatmulParams& p, const MatmulPiece& piece, int64_t depth) {
+  cblas_sgemm(CblasRowMajor, p.transpose_a ? CblasTrans : CblasNoTrans,
+              p.transpose_b ? CblasTrans : CblasNoTrans, piece.rows, piece.columns, depth, p.alpha,
+              p.transpose_a ? Ptr(p.a, 0, piece.i) : Ptr(p.a, piece.i), p.a.stride[0],
+              p.transpose_b ? Ptr(p.b, piece.j) : Ptr(p.b, 0, piece.j), p.b.stride[0], p.beta,
+              Ptr(p.c, piece.i, piece.j), p.c.stride[0]);
+  if (p.bias.present()) FinishPiece(p, piece, 1);
+}
+
+absl::Status Multiply(const MatmulParams& p, const MatmulPiece& piece, void* scratch,
+                      int64_t scratch_bytes) {
+  const int64_t depth = p.transpose_a ? p.a.shape[0] : p.a.shape[1];
+  if (depth == 0 || p.alpha == 0) {
+    FinishPiece(p, piece, p.beta);
+    return absl::OkStatus();
+  }
+  if (p.a.dtype == DType::kBFloat16) return MultiplyBf16(p, piece, scratch, scratch_bytes);
+  MultiplyFp32(p, piece, depth);
+  return absl::OkStatus();
 }
 
 }  // namespace
 
-absl::Status Backend::Run(const MatmulParams& p, Workspace, ExecContext& context) {
-  const int64_t m = p.c.shape[0], n = p.c.shape[1];
-  const int64_t depth = p.transpose_a ? p.a.shape[0] : p.a.shape[1];
-  if (m == 0 || n == 0) return absl::OkStatus();
-  if (depth == 0) {
-    ScaleRows(p.c, p.beta);
-    return absl::OkStatus();
-  }
-  const bool split_rows = m >= n;
-  const int64_t extent = split_rows ? m : n;
-  context.parallel.Run((extent + kSplit - 1) / kSplit, [&](int64_t begin, int64_t end, int) {
-    const int64_t first = begin * kSplit, count = std::min(extent, end * kSplit) - first;
-    const int64_t i = split_rows ? first : 0, j = split_rows ? 0 : first;
-    cblas_sgemm(CblasRowMajor, p.transpose_a ? CblasTrans : CblasNoTrans,
-                p.transpose_b ? CblasTrans : CblasNoTrans, split_rows ? count : m,
-                split_rows ? n : count, depth, p.alpha,
-                p.transpose_a ? Ptr(p.a, 0, i) : Ptr(p.a, i), p.a.stride[0],
-                p.transpose_b ? Ptr(p.b, j) : Ptr(p.b, 0, j), p.b.stride[0], p.beta, Ptr(p.c, i, j),
-                p.c.stride[0]);
+int64_t Backend::WorkspaceBytes(const MatmulParams& p) {
+  return p.a.dtype == DType::kBFloat16 ? Bf16WorkspaceBytes(p) : 0;
+}
+
+absl::Status Backend::Run(const MatmulParams& p, Workspace workspace, ExecContext& context) {
+  if (p.c.num_elements() == 0) return absl::OkStatus();
+  const bool bf16 = p.a.dtype == DType::kBFloat16;
+  const int64_t block = bf16 ? kSplitBf16 : kSplitFp32;
+  const int64_t blocks = (std::max(p.c.shape[0], p.c.shape[1]) + block - 1) / block;
+  const int64_t units = bf16 ? Bf16PiecesMost(p) : blocks;
+  std::vector<absl::Status> outcomes(std::min<int64_t>(units, context.parallel.num_threads()));
+  const int64_t parts = static_cast<int64_t>(outcomes.size());
+  const int64_t scratch_bytes = WorkspaceBytes(p) / parts / kCacheLine * kCacheLine;
+  context.parallel.Run(units, [&](int64_t begin, int64_t end, int thread) {
+    void* scratch = static_cast<char*>(workspace.data) + thread * scratch_bytes;
+    outcomes[thread] = Multiply(p, PieceOf(p, block, blocks * begin / units, blocks * end / units),
+                                scratch, scratch_bytes);
   });
+  for (const absl::Status& outcome : outcomes) UPIPE_RETURN_IF_ERROR(outcome);
   return absl::OkStatus();
 }
 

@@ -1,9 +1,11 @@
-// Sums: row-wise dot products, the fp64 sum of squares (fixed blocks, added in ascending order) and
-// the clip rule.
+// Sums: row-wise dot products, column sums, the fp64 sum of squares (fixed blocks, added in
+// ascending order) and the clip rule.
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/cpu/column_partials.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "kernels/cpu/row_ops.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/reductions.cc"
@@ -14,12 +16,23 @@ HWY_BEFORE_NAMESPACE();
 namespace upipe::kernels::cpu {
 namespace HWY_NAMESPACE {
 
-float DotRow(const float* a, const float* b, size_t n) {
-  VecF32 sum = hn::Zero(F32());
-  ForEachVector(n, [&](size_t i, size_t count) HWY_ATTR {
-    sum = hn::MulAdd(LoadFirst(a + i, count), LoadFirst(b + i, count), sum);
+template <typename S>
+HWY_INLINE float Dot(const S* a, const S* b, size_t n) {
+  return SumOver(n, [=](size_t i, size_t count, VecF32 sum) HWY_ATTR {
+    return hn::MulAdd(LoadFirst(a + i, count), LoadFirst(b + i, count), sum);
   });
-  return hn::GetLane(hn::SumOfLanes(F32(), sum));
+}
+
+// Tokens [begin, end).
+void RowDot(const RowDotParams& p, int64_t begin, int64_t end) {
+  WithStorageType(p.a.dtype, [&](auto tag) HWY_ATTR {
+    using S = decltype(tag);
+    for (int64_t t = begin; t < end; ++t) {
+      for (int64_t h = 0; h < p.a.shape[1]; ++h) {
+        *Ptr(p.out, t, h) = Dot(Ptr<S>(p.a, t, h), Ptr<S>(p.b, t, h), p.a.shape[2]);
+      }
+    }
+  });
 }
 
 double SumOfSquaresBlock(const float* x, size_t n) {
@@ -44,7 +57,7 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace upipe::kernels::cpu {
 
-HWY_EXPORT(DotRow);
+HWY_EXPORT(RowDot);
 HWY_EXPORT(SumOfSquaresBlock);
 
 namespace {
@@ -55,13 +68,23 @@ constexpr int64_t kSquaresBlock = 16384;
 
 absl::Status Backend::Run(const RowDotParams& p, Workspace, ExecContext& context) {
   context.parallel.Run(p.a.shape[0], [&](int64_t begin, int64_t end, int) {
-    for (int64_t t = begin; t < end; ++t) {
-      for (int64_t h = 0; h < p.a.shape[1]; ++h) {
-        *Ptr(p.out, t, h) =
-            HWY_DYNAMIC_DISPATCH(DotRow)(Ptr(p.a, t, h), Ptr(p.b, t, h), p.a.shape[2]);
-      }
-    }
+    HWY_DYNAMIC_DISPATCH(RowDot)(p, begin, end);
   });
+  return absl::OkStatus();
+}
+
+int64_t Backend::WorkspaceBytes(const ColumnSumParams& p) {
+  return ColumnPartials(p.x.shape[0], p.x.shape[1]).bytes();
+}
+
+absl::Status Backend::Run(const ColumnSumParams& p, Workspace workspace, ExecContext& context) {
+  const auto add_rows = [&](int64_t first, int64_t last, float* run) {
+    for (int64_t t = first; t < last; ++t) {
+      CopyRow(p.x.At(t), p.x.dtype, run, DType::kFloat32, p.x.shape[1], /*accumulate=*/true);
+    }
+  };
+  ColumnPartials(p.x.shape[0], p.x.shape[1])
+      .Accumulate(workspace, context, p.out.as<float>(), add_rows);
   return absl::OkStatus();
 }
 
@@ -84,7 +107,10 @@ absl::Status Backend::Run(const SumOfSquaresParams& p, Workspace workspace, Exec
 }
 
 absl::Status Backend::Run(const ClipScaleParams& p, Workspace, ExecContext&) {
-  const double count = p.loss_and_count.as<double>()[1];
+  double count = 0;
+  for (int64_t range = 0; range < p.loss_and_count.shape[0]; ++range) {
+    count += *Ptr<double>(p.loss_and_count, range, 1);
+  }
   const double norm = std::sqrt(*p.sum_of_squares.as<double>()) / count;
   const bool skip = !(count > 0) || !std::isfinite(norm);
   *p.grad_norm.as<float>() = static_cast<float>(norm);

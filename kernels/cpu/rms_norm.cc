@@ -1,8 +1,8 @@
-// y = x * rstd * weight. The backward takes three passes: rstd of every row, dweight by columns
-// (each column sums over rows in one order, whatever the threads), then dx by rows.
-#include <algorithm>
+// y = h * rstd * weight, h = x or x + residual. A row is read from memory once, forward and
+// backward; the second loop over it finds it in cache. Rank 3 is rows of its last dim.
 #include <cmath>
 
+#include "kernels/cpu/column_partials.h"
 #include "kernels/cpu/cpu_backend.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -14,50 +14,154 @@ HWY_BEFORE_NAMESPACE();
 namespace upipe::kernels::cpu {
 namespace HWY_NAMESPACE {
 
-// rstd of one row: 1 / sqrt(mean(x^2) + eps).
-float InverseRms(const float* x, size_t n, float eps) {
-  VecF32 sum = hn::Zero(F32());
-  ForEachVector(n, [&](size_t i, size_t count) HWY_ATTR {
-    const VecF32 v = LoadFirst(x + i, count);
-    sum = hn::MulAdd(v, v, sum);
-  });
-  const double total = hn::GetLane(hn::SumOfLanes(F32(), sum));
-  return static_cast<float>(1.0 / std::sqrt(total / static_cast<double>(n) + eps));
+HWY_INLINE float InverseRms(float sum_of_squares, double inverse_n, float eps) {
+  return static_cast<float>(1.0 / std::sqrt(sum_of_squares * inverse_n + double{eps}));
 }
 
-void RmsNormForwardRow(const float* x, const float* weight, float* y, size_t n, float eps) {
-  const VecF32 rstd = hn::Set(F32(), InverseRms(x, n, eps));
+template <typename S>
+HWY_INLINE float SumOfSquares(const S* x, size_t n) {
+  return SumOver(n, [=](size_t i, size_t count, VecF32 sum) HWY_ATTR {
+    const VecF32 v = LoadFirst(x + i, count);
+    return hn::MulAdd(v, v, sum);
+  });
+}
+
+// sum = x + residual, rounded to S; returns the sum of its squares.
+template <typename S, typename R>
+HWY_INLINE float AddResidual(const S* x, const R* residual, S* sum, size_t n) {
+  return SumOver(n, [=](size_t i, size_t count, VecF32 squares) HWY_ATTR {
+    const VecF32 h = Rounded(hn::Add(LoadFirst(x + i, count), LoadFirst(residual + i, count)), sum);
+    StoreFirst(h, sum + i, count);
+    return hn::MulAdd(h, h, squares);
+  });
+}
+
+// y = h * rstd * weight.
+template <typename S>
+HWY_INLINE void Normalize(const S* h, const S* weight, S* y, size_t n, float rstd) {
+  const VecF32 scale = hn::Set(F32(), rstd);
   ForEachVector(n, [=](size_t i, size_t count) HWY_ATTR {
-    const VecF32 normal = hn::Mul(LoadFirst(x + i, count), rstd);
+    const VecF32 normal = hn::Mul(LoadFirst(h + i, count), scale);
     StoreFirst(hn::Mul(normal, LoadFirst(weight + i, count)), y + i, count);
   });
 }
 
-// dx += rstd * (dy * weight - x * rstd * mean(dy * weight * x * rstd)).
-void RmsNormBackwardRow(const float* x, const float* weight, const float* dy, float* dx, size_t n,
-                        float rstd) {
-  VecF32 sum = hn::Zero(F32());
-  ForEachVector(n, [&](size_t i, size_t count) HWY_ATTR {
-    const VecF32 scaled = hn::Mul(LoadFirst(dy + i, count), LoadFirst(weight + i, count));
-    sum = hn::MulAdd(scaled, LoadFirst(x + i, count), sum);
-  });
-  const float mean = hn::GetLane(hn::SumOfLanes(F32(), sum)) / static_cast<float>(n);
-  const VecF32 factor = hn::Set(F32(), mean * rstd * rstd);
-  const VecF32 scale = hn::Set(F32(), rstd);
-  ForEachVector(n, [=](size_t i, size_t count) HWY_ATTR {
-    const VecF32 scaled = hn::Mul(LoadFirst(dy + i, count), LoadFirst(weight + i, count));
-    const VecF32 gradient = hn::NegMulAdd(LoadFirst(x + i, count), factor, scaled);
-    StoreFirst(hn::MulAdd(gradient, scale, LoadFirst(dx + i, count)), dx + i, count);
+template <typename S>
+HWY_INLINE void ForwardRow(const RmsNormFwdParams& p, int64_t t, int64_t head, double inverse_n) {
+  const size_t n = p.x.shape[2];
+  const S* h = Ptr<S>(p.x, t, head);
+  float squares;
+  if (p.residual.present()) {
+    S* sum = Ptr<S>(p.sum, t, head);
+    squares = p.residual.dtype == DType::kFloat32
+                  ? AddResidual(h, Ptr<float>(p.residual, t, head), sum, n)
+                  : AddResidual(h, Ptr<BFloat16>(p.residual, t, head), sum, n);
+    h = sum;
+  } else {
+    squares = SumOfSquares(h, n);
+  }
+  Normalize(h, p.weight.as<S>(), Ptr<S>(p.y, t, head), n, InverseRms(squares, inverse_n, p.eps));
+}
+
+// Tokens [begin, end); all tensors but weight are rank 3.
+void RmsNormForward(const RmsNormFwdParams& p, int64_t begin, int64_t end) {
+  const double inverse_n = 1.0 / static_cast<double>(p.x.shape[2]);
+  WithStorageType(p.x.dtype, [&](auto tag) HWY_ATTR {
+    for (int64_t t = begin; t < end; ++t) {
+      for (int64_t head = 0; head < p.x.shape[1]; ++head) {
+        ForwardRow<decltype(tag)>(p, t, head, inverse_n);
+      }
+    }
   });
 }
 
-// dweight[0:n] += dy * x * rstd of one row.
-void RmsNormWeightRow(const float* x, const float* dy, float* dweight, size_t n, float rstd) {
+// One row of the backward.
+template <typename S, typename Dy>
+struct BackwardRow {
+  const S* x;
+  const S* weight;
+  const Dy* dy;
+  S* dx;
+  float* dweight;
+  size_t n;
+  double inverse_n;
+  float eps;
+};
+
+// Sums over the row of x^2 and of dy * weight * x, in one loop.
+template <typename S, typename Dy>
+HWY_INLINE void RowSums(const BackwardRow<S, Dy>& row, float* squares, float* dot) {
+  const F32 d;
+  VecF32 squares0 = hn::Zero(d), squares1 = squares0, dot0 = squares0, dot1 = squares0;
+  const auto add = [&](size_t i, size_t count, VecF32& square_sum, VecF32& dot_sum) HWY_ATTR {
+    const VecF32 x = LoadFirst(row.x + i, count);
+    const VecF32 scaled = hn::Mul(LoadFirst(row.dy + i, count), LoadFirst(row.weight + i, count));
+    square_sum = hn::MulAdd(x, x, square_sum);
+    dot_sum = hn::MulAdd(scaled, x, dot_sum);
+  };
+  size_t i = 0;
+  for (; i + 2 * kLanes <= row.n; i += 2 * kLanes) {
+    add(i, kLanes, squares0, dot0);
+    add(i + kLanes, kLanes, squares1, dot1);
+  }
+  for (; i < row.n; i += kLanes) add(i, HWY_MIN(kLanes, row.n - i), squares0, dot0);
+  *squares = hn::GetLane(hn::SumOfLanes(d, hn::Add(squares0, squares1)));
+  *dot = hn::GetLane(hn::SumOfLanes(d, hn::Add(dot0, dot1)));
+}
+
+// dx = (accumulate ? dx : 0) + rstd * (dy * weight - x * rstd^2 * mean(dy * weight * x));
+// dweight += dy * x * rstd.
+template <bool kAccumulate, typename S, typename Dy>
+HWY_INLINE void Gradients(const BackwardRow<S, Dy>& row) {
+  float squares, dot;
+  RowSums(row, &squares, &dot);
+  const float rstd = InverseRms(squares, row.inverse_n, row.eps);
+  const float mean = static_cast<float>(dot * row.inverse_n);
+  const VecF32 factor = hn::Set(F32(), mean * rstd * rstd);
   const VecF32 scale = hn::Set(F32(), rstd);
-  ForEachVector(n, [=](size_t i, size_t count) HWY_ATTR {
-    const VecF32 normal = hn::Mul(LoadFirst(x + i, count), scale);
-    const VecF32 sum = LoadFirst(dweight + i, count);
-    StoreFirst(hn::MulAdd(LoadFirst(dy + i, count), normal, sum), dweight + i, count);
+  ForEachVector(row.n, [=](size_t i, size_t count) HWY_ATTR {
+    const VecF32 x = LoadFirst(row.x + i, count), dy = LoadFirst(row.dy + i, count);
+    const VecF32 scaled = hn::Mul(dy, LoadFirst(row.weight + i, count));
+    const VecF32 gradient = hn::NegMulAdd(x, factor, scaled);
+    const VecF32 dweight = LoadFirst(row.dweight + i, count);
+    if constexpr (kAccumulate) {
+      StoreFirst(hn::MulAdd(gradient, scale, LoadFirst(row.dx + i, count)), row.dx + i, count);
+    } else {
+      StoreFirst(hn::Mul(gradient, scale), row.dx + i, count);
+    }
+    StoreFirst(hn::MulAdd(dy, hn::Mul(x, scale), dweight), row.dweight + i, count);
+  });
+}
+
+template <typename S, typename Dy>
+HWY_INLINE void BackwardRows(const RmsNormBwdParams& p, int64_t first, int64_t last,
+                             float* dweight) {
+  const int64_t heads = p.x.shape[1];
+  const double inverse_n = 1.0 / static_cast<double>(p.x.shape[2]);
+  for (int64_t index = first; index < last; ++index) {
+    const int64_t t = index / heads, head = index % heads;
+    const BackwardRow<S, Dy> row = {.x = Ptr<S>(p.x, t, head),
+                                    .weight = p.weight.as<S>(),
+                                    .dy = Ptr<Dy>(p.dy, t, head),
+                                    .dx = Ptr<S>(p.dx, t, head),
+                                    .dweight = dweight,
+                                    .n = static_cast<size_t>(p.x.shape[2]),
+                                    .inverse_n = inverse_n,
+                                    .eps = p.eps};
+    if (p.accumulate) {
+      Gradients<true>(row);
+    } else {
+      Gradients<false>(row);
+    }
+  }
+}
+
+// Rows [first, last) of [tokens * heads]; all tensors but weight and dweight are rank 3.
+void RmsNormBackward(const RmsNormBwdParams& p, int64_t first, int64_t last, float* dweight) {
+  WithStorageType(p.x.dtype, [&](auto tag) HWY_ATTR {
+    WithStorageType(p.dy.dtype, [&](auto dy_tag) HWY_ATTR {
+      BackwardRows<decltype(tag), decltype(dy_tag)>(p, first, last, dweight);
+    });
   });
 }
 
@@ -68,61 +172,39 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace upipe::kernels::cpu {
 
-HWY_EXPORT(InverseRms);
-HWY_EXPORT(RmsNormForwardRow);
-HWY_EXPORT(RmsNormBackwardRow);
-HWY_EXPORT(RmsNormWeightRow);
+HWY_EXPORT(RmsNormForward);
+HWY_EXPORT(RmsNormBackward);
 
-namespace {
-
-constexpr int64_t kColumns = 64;    // columns of dweight summed together
-constexpr int64_t kRowBlock = 128;  // rows summed before they join the total: keeps fp32 sums short
-
-// dweight[first:last] += the sum over all rows.
-void WeightGradient(const RmsNormBwdParams& p, const float* rstd, int64_t first, int64_t last) {
-  float total[kColumns] = {};
-  for (int64_t begin = 0; begin < p.x.shape[0]; begin += kRowBlock) {
-    float sum[kColumns] = {};
-    for (int64_t t = begin; t < std::min(p.x.shape[0], begin + kRowBlock); ++t) {
-      HWY_DYNAMIC_DISPATCH(RmsNormWeightRow)
-      (Ptr(p.x, t, first), Ptr(p.dy, t, first), sum, last - first, rstd[t]);
-    }
-    for (int64_t i = 0; i < last - first; ++i) total[i] += sum[i];
+absl::Status Backend::Run(const RmsNormFwdParams& params, Workspace, ExecContext& context) {
+  RmsNormFwdParams p = params;
+  for (TensorView* view : {&p.x, &p.y, &p.residual, &p.sum}) {
+    if (view->present()) *view = view->AsTensor3();
   }
-  for (int64_t i = first; i < last; ++i) *Ptr(p.dweight, i) += total[i - first];
-}
-
-}  // namespace
-
-int64_t Backend::WorkspaceBytes(const RmsNormBwdParams& p) { return p.x.shape[0] * sizeof(float); }
-
-absl::Status Backend::Run(const RmsNormFwdParams& p, Workspace, ExecContext& context) {
   context.parallel.Run(p.x.shape[0], [&](int64_t begin, int64_t end, int) {
-    for (int64_t t = begin; t < end; ++t) {
-      HWY_DYNAMIC_DISPATCH(RmsNormForwardRow)
-      (Ptr(p.x, t), p.weight.as<float>(), Ptr(p.y, t), p.x.shape[1], p.eps);
-    }
+    HWY_DYNAMIC_DISPATCH(RmsNormForward)(p, begin, end);
   });
   return absl::OkStatus();
 }
 
-absl::Status Backend::Run(const RmsNormBwdParams& p, Workspace workspace, ExecContext& context) {
-  const int64_t tokens = p.x.shape[0], d = p.x.shape[1];
-  float* rstd = static_cast<float*>(workspace.data);
-  context.parallel.Run(tokens, [&](int64_t begin, int64_t end, int) {
-    for (int64_t t = begin; t < end; ++t)
-      rstd[t] = HWY_DYNAMIC_DISPATCH(InverseRms)(Ptr(p.x, t), d, p.eps);
-  });
-  context.parallel.Run((d + kColumns - 1) / kColumns, [&](int64_t begin, int64_t end, int) {
-    for (int64_t c = begin; c < end; ++c)
-      WeightGradient(p, rstd, c * kColumns, std::min(d, (c + 1) * kColumns));
-  });
-  context.parallel.Run(tokens, [&](int64_t begin, int64_t end, int) {
-    for (int64_t t = begin; t < end; ++t) {
-      HWY_DYNAMIC_DISPATCH(RmsNormBackwardRow)
-      (Ptr(p.x, t), p.weight.as<float>(), Ptr(p.dy, t), Ptr(p.dx, t), d, rstd[t]);
-    }
-  });
+namespace {
+
+ColumnPartials WeightGradient(const RmsNormBwdParams& p) {
+  const TensorView x = p.x.AsTensor3();
+  return ColumnPartials(x.shape[0] * x.shape[1], x.shape[2]);
+}
+
+}  // namespace
+
+int64_t Backend::WorkspaceBytes(const RmsNormBwdParams& p) { return WeightGradient(p).bytes(); }
+
+absl::Status Backend::Run(const RmsNormBwdParams& params, Workspace workspace,
+                          ExecContext& context) {
+  RmsNormBwdParams p = params;
+  for (TensorView* view : {&p.x, &p.dy, &p.dx}) *view = view->AsTensor3();
+  WeightGradient(p).Accumulate(workspace, context, p.dweight.as<float>(),
+                               [&](int64_t first, int64_t last, float* run) {
+                                 HWY_DYNAMIC_DISPATCH(RmsNormBackward)(p, first, last, run);
+                               });
   return absl::OkStatus();
 }
 

@@ -1,5 +1,5 @@
-// Vector loads with tails, exp, and sine and cosine, for every Highway target. Included once per
-// target.
+// Vector loads and stores of fp32 and bf16 rows with tails, sums, exp, and sine and cosine, for
+// every Highway target. Included once per target.
 #if defined(UPIPE_KERNELS_CPU_SIMD_MATH_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef UPIPE_KERNELS_CPU_SIMD_MATH_INL_H_
 #undef UPIPE_KERNELS_CPU_SIMD_MATH_INL_H_
@@ -11,6 +11,8 @@
 #include <cstring>
 
 #include "hwy/highway.h"
+#include "kernels/api/bfloat16.h"
+#include "kernels/api/dtype.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace upipe::kernels::cpu {
@@ -20,6 +22,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 using F32 = hn::ScalableTag<float>;
 using I32 = hn::ScalableTag<int32_t>;
 using F64 = hn::ScalableTag<double>;
+using U32 = hn::ScalableTag<uint32_t>;
 using VecF32 = hn::Vec<F32>;
 using VecF64 = hn::Vec<F64>;
 constexpr size_t kLanes = HWY_LANES(float);
@@ -40,12 +43,92 @@ HWY_INLINE void StoreFirst(VecF32 v, float* p, size_t count) {
   std::memcpy(p, lanes, count * sizeof(float));
 }
 
+// kLanes bf16 numbers as fp32, exact.
+HWY_INLINE VecF32 LoadVector(const BFloat16* p) {
+  const hn::Rebind<uint16_t, F32> d16;
+  const auto bits = hn::LoadU(d16, reinterpret_cast<const uint16_t*>(p));
+  return hn::BitCast(F32(), hn::ShiftLeft<16>(hn::PromoteTo(U32(), bits)));
+}
+
+// Rounds to bf16 as BFloat16::From does: the upper half of each lane is the bf16 number, the lower
+// half is anything.
+HWY_INLINE hn::Vec<U32> Bf16InUpperHalf(VecF32 v) {
+  const U32 d;
+  const auto bits = hn::BitCast(d, v);
+  const auto bias = hn::Set(d, 0x7fff), quiet = hn::Set(d, 0x400000);
+#if HWY_TARGET == HWY_AVX3  // masked instructions, which no Highway op names: 5 instead of 7
+  const __m512i up = _mm512_add_epi32(bits.raw, bias.raw);
+  const __mmask16 odd = _mm512_test_epi32_mask(bits.raw, _mm512_set1_epi32(0x10000));
+  const __m512i rounded = _mm512_mask_sub_epi32(up, odd, up, _mm512_set1_epi32(-1));
+  const __mmask16 nan = _mm512_cmp_ps_mask(v.raw, v.raw, _CMP_UNORD_Q);
+  return hn::Vec<U32>{_mm512_mask_or_epi32(rounded, nan, bits.raw, quiet.raw)};
+#else
+  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(d, 1));
+  const auto rounded = hn::Add(bits, hn::Add(odd, bias));
+  const auto nan = hn::RebindMask(d, hn::IsNaN(v));
+  return hn::IfThenElse(nan, hn::Or(bits, quiet), rounded);
+#endif
+}
+
+// Stores kLanes bf16 numbers.
+HWY_INLINE void StoreVector(VecF32 v, BFloat16* p) {
+  const hn::Rebind<uint16_t, F32> d16;
+  const auto bits = hn::ShiftRight<16>(Bf16InUpperHalf(v));
+  hn::StoreU(hn::TruncateTo(d16, bits), d16, reinterpret_cast<uint16_t*>(p));
+}
+
+// What a store of v to this type of memory will hold.
+HWY_INLINE VecF32 Rounded(VecF32 v, const float*) { return v; }
+HWY_INLINE VecF32 Rounded(VecF32 v, const BFloat16*) {
+  return hn::BitCast(F32(), hn::And(Bf16InUpperHalf(v), hn::Set(U32(), 0xffff0000u)));
+}
+
+HWY_INLINE VecF32 LoadFirst(const BFloat16* p, size_t count) {
+  if (kLanes == 1 || count == kLanes) return LoadVector(p);
+  HWY_ALIGN BFloat16 lanes[kLanes] = {};
+  std::memcpy(lanes, p, count * sizeof(BFloat16));
+  return LoadVector(lanes);
+}
+
+HWY_INLINE void StoreFirst(VecF32 v, BFloat16* p, size_t count) {
+  if (kLanes == 1 || count == kLanes) return StoreVector(v, p);
+  HWY_ALIGN BFloat16 lanes[kLanes];
+  StoreVector(v, lanes);
+  std::memcpy(p, lanes, count * sizeof(BFloat16));
+}
+
+// body(float()) or body(BFloat16()): the storage type as a C++ type.
+template <class Body>
+HWY_INLINE void WithStorageType(DType dtype, const Body& body) {
+  if (dtype == DType::kBFloat16) {
+    body(BFloat16());
+  } else {
+    body(float());
+  }
+}
+
 // body(i, count) for every vector of [0, n); count < kLanes only for the last.
 template <class Body>
 HWY_INLINE void ForEachVector(size_t n, const Body& body) {
   size_t i = 0;
   for (; i + kLanes <= n; i += kLanes) body(i, kLanes);
   if (i < n) body(i, n - i);
+}
+
+// The sum over [0, n) of what add(i, count, sum) adds to `sum` for each vector; it must leave lanes
+// from `count` on as they are. Four partial sums hide the latency of addition.
+template <class Add>
+HWY_INLINE float SumOver(size_t n, const Add& add) {
+  VecF32 sum0 = hn::Zero(F32()), sum1 = sum0, sum2 = sum0, sum3 = sum0;
+  size_t i = 0;
+  for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
+    sum0 = add(i, kLanes, sum0);
+    sum1 = add(i + kLanes, kLanes, sum1);
+    sum2 = add(i + 2 * kLanes, kLanes, sum2);
+    sum3 = add(i + 3 * kLanes, kLanes, sum3);
+  }
+  for (; i < n; i += kLanes) sum0 = add(i, HWY_MIN(kLanes, n - i), sum0);
+  return hn::GetLane(hn::SumOfLanes(F32(), hn::Add(hn::Add(sum0, sum1), hn::Add(sum2, sum3))));
 }
 
 // The larger of floor and x; NaN stays NaN (x86 returns the second operand then, generic code the

@@ -1,25 +1,13 @@
-// Ops that only move, fill or draw elements. Memory-bound: plain loops.
+// Ops that only move, cast, fill or draw elements.
 #include <algorithm>
-#include <cstring>
 
+#include "kernels/api/bfloat16.h"
 #include "kernels/api/counter_normal.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "kernels/cpu/row_ops.h"
 
 namespace upipe::kernels::cpu {
 namespace {
-
-// The same elements as [rows, middle, contiguous].
-TensorView AsRank3(TensorView view) {
-  for (; view.rank < 3; ++view.rank) {
-    for (int dim = 2; dim > 0; --dim) {
-      view.shape[dim] = view.shape[dim - 1];
-      view.stride[dim] = view.stride[dim - 1];
-    }
-    view.shape[0] = 1;
-    view.stride[0] = 0;
-  }
-  return view;
-}
 
 // body(i, j, k, count): runs of up to kRun contiguous elements that cover the view, split over the
 // pool.
@@ -36,10 +24,9 @@ void ForEachRun(ExecContext& context, const TensorView& view, const Body& body) 
 }
 
 template <typename T>
-void Fill(const FillParams& p, ExecContext& context) {
-  const TensorView dst = AsRank3(p.dst);
+void Fill(const TensorView& dst, T value, ExecContext& context) {
   ForEachRun(context, dst, [&](int64_t i, int64_t j, int64_t k, int64_t count) {
-    std::fill_n(static_cast<T*>(dst.At(i, j, k)), count, static_cast<T>(p.value));
+    std::fill_n(Ptr<T>(dst, i, j, k), count, value);
   });
 }
 
@@ -47,30 +34,28 @@ void Fill(const FillParams& p, ExecContext& context) {
 
 absl::Status Backend::Run(const StridedCopyParams& p, Workspace, ExecContext& context) {
   ForEachRun(context, p.src, [&](int64_t i, int64_t j, int64_t k, int64_t count) {
-    const float* from = Ptr(p.src, i, j, k);
-    float* to = Ptr(p.dst, i, j, k);
-    if (!p.accumulate) {
-      std::memcpy(to, from, count * sizeof(float));
-    } else {
-      for (int64_t e = 0; e < count; ++e) to[e] += from[e];
-    }
+    CopyRow(p.src.At(i, j, k), p.src.dtype, p.dst.At(i, j, k), p.dst.dtype, count, p.accumulate);
   });
   return absl::OkStatus();
 }
 
 absl::Status Backend::Run(const FillParams& p, Workspace, ExecContext& context) {
-  switch (p.dst.dtype) {
+  const TensorView dst = p.dst.AsTensor3();
+  switch (dst.dtype) {
     case DType::kFloat32:
-      Fill<float>(p, context);
+      Fill(dst, static_cast<float>(p.value), context);
       break;
     case DType::kFloat64:
-      Fill<double>(p, context);
+      Fill(dst, p.value, context);
       break;
     case DType::kInt32:
-      Fill<int32_t>(p, context);
+      Fill(dst, static_cast<int32_t>(p.value), context);
       break;
     case DType::kInt64:
-      Fill<int64_t>(p, context);
+      Fill(dst, static_cast<int64_t>(p.value), context);
+      break;
+    case DType::kBFloat16:
+      Fill(dst, BFloat16::From(static_cast<float>(p.value)), context);
       break;
   }
   return absl::OkStatus();

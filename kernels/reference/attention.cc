@@ -1,5 +1,5 @@
-// Scaled dot-product attention, one query (forward, dq) or one key (dk, dv) at a time: O(Tq * Tk)
-// time and O(head_dim) memory. Scores are computed again wherever they are needed.
+// Scaled dot-product attention, one query at a time. Probabilities and sums stay fp64 whatever the
+// storage.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -31,39 +31,25 @@ double Dot(const TensorView& a, int64_t i, int64_t head_a, const TensorView& b, 
   return sum;
 }
 
-// The probability of one visible pair, and d(loss)/d(score) before the scale.
-struct PairGradient {
-  double probability;
-  double score;
-};
-
-PairGradient GradientOf(const AttentionBwdParams& p, int64_t i, int64_t j, int64_t head) {
-  const int32_t slot = p.kv_slot[head];
-  const double probability =
-      std::exp(p.scale * Dot(p.q, i, head, p.k, j, slot) - At(p.lse, head, i));
-  return {probability, probability * (Dot(p.dout, i, head, p.v, j, slot) - At(p.delta, i, head))};
-}
-
 }  // namespace
 
 absl::Status Backend::Run(const AttentionFwdParams& p, Workspace, ExecContext&) {
   const int64_t head_dim = p.q.shape[2];
-  std::vector<double> out(head_dim);
+  std::vector<double> scores(p.k.shape[0]), out(head_dim);
   for (int64_t head = 0; head < p.q.shape[1]; ++head) {
     const int32_t slot = p.kv_slot[head];
     for (int64_t i = 0; i < p.q.shape[0]; ++i) {
-      const auto visible = [&](int64_t j) {
-        return Visible(p.mask, p.queries.begin + i, p.keys.begin + j);
-      };
-      double max = -kInfinity;
+      double max = -kInfinity, sum = 0;
       for (int64_t j = 0; j < p.k.shape[0]; ++j) {
-        if (visible(j)) max = std::max(max, p.scale * Dot(p.q, i, head, p.k, j, slot));
+        scores[j] = Visible(p.mask, p.queries.begin + i, p.keys.begin + j)
+                        ? p.scale * Dot(p.q, i, head, p.k, j, slot)
+                        : -kInfinity;
+        max = std::max(max, scores[j]);
       }
-      double sum = 0;
       std::fill(out.begin(), out.end(), 0.0);
       for (int64_t j = 0; j < p.k.shape[0]; ++j) {
-        if (!visible(j)) continue;
-        const double weight = std::exp(p.scale * Dot(p.q, i, head, p.k, j, slot) - max);
+        if (scores[j] == -kInfinity) continue;
+        const double weight = std::exp(scores[j] - max);
         sum += weight;
         for (int64_t d = 0; d < head_dim; ++d) out[d] += weight * At(p.v, j, slot, d);
       }
@@ -75,41 +61,35 @@ absl::Status Backend::Run(const AttentionFwdParams& p, Workspace, ExecContext&) 
 }
 
 absl::Status Backend::Run(const AttentionBwdParams& p, Workspace, ExecContext&) {
-  const int64_t head_dim = p.q.shape[2];
-  std::vector<double> dq(head_dim), dk(head_dim), dv(head_dim);
-  const auto visible = [&](int64_t i, int64_t j) {
-    return Visible(p.mask, p.queries.begin + i, p.keys.begin + j);
-  };
-  for (int64_t head = 0; head < p.q.shape[1]; ++head) {
-    for (int64_t i = 0; i < p.q.shape[0]; ++i) {
-      std::fill(dq.begin(), dq.end(), 0.0);
-      for (int64_t j = 0; j < p.k.shape[0]; ++j) {
-        if (!visible(i, j)) continue;
-        const double gradient = p.scale * GradientOf(p, i, j, head).score;
-        for (int64_t d = 0; d < head_dim; ++d) dq[d] += gradient * At(p.k, j, p.kv_slot[head], d);
-      }
-      for (int64_t d = 0; d < head_dim; ++d) {
-        At(p.dq, i, head, d) = (p.accumulate_dq ? At(p.dq, i, head, d) : 0.0) + dq[d];
-      }
-    }
-  }
+  const int64_t head_dim = p.q.shape[2], keys = p.k.shape[0];
+  std::vector<double> dq(head_dim), dk(keys * head_dim), dv(keys * head_dim);
   for (int64_t slot = 0; slot < p.k.shape[1]; ++slot) {
-    for (int64_t j = 0; j < p.k.shape[0]; ++j) {
-      std::fill(dk.begin(), dk.end(), 0.0);
-      std::fill(dv.begin(), dv.end(), 0.0);
-      for (int64_t head = 0; head < p.q.shape[1]; ++head) {
-        for (int64_t i = 0; p.kv_slot[head] == slot && i < p.q.shape[0]; ++i) {
-          if (!visible(i, j)) continue;
-          const PairGradient gradient = GradientOf(p, i, j, head);
+    std::fill(dk.begin(), dk.end(), 0.0);
+    std::fill(dv.begin(), dv.end(), 0.0);
+    for (int64_t head = 0; head < p.q.shape[1]; ++head) {
+      for (int64_t i = 0; p.kv_slot[head] == slot && i < p.q.shape[0]; ++i) {
+        std::fill(dq.begin(), dq.end(), 0.0);
+        for (int64_t j = 0; j < keys; ++j) {
+          if (!Visible(p.mask, p.queries.begin + i, p.keys.begin + j)) continue;
+          const double probability =
+              std::exp(p.scale * Dot(p.q, i, head, p.k, j, slot) - At(p.lse, head, i));
+          const double dscore =
+              p.scale * probability * (Dot(p.dout, i, head, p.v, j, slot) - At(p.delta, i, head));
           for (int64_t d = 0; d < head_dim; ++d) {
-            dv[d] += gradient.probability * At(p.dout, i, head, d);
-            dk[d] += p.scale * gradient.score * At(p.q, i, head, d);
+            dq[d] += dscore * At(p.k, j, slot, d);
+            dk[j * head_dim + d] += dscore * At(p.q, i, head, d);
+            dv[j * head_dim + d] += probability * At(p.dout, i, head, d);
           }
         }
+        for (int64_t d = 0; d < head_dim; ++d) {
+          At(p.dq, i, head, d) = (p.accumulate_dq ? At(p.dq, i, head, d) : 0.0) + dq[d];
+        }
       }
+    }
+    for (int64_t j = 0; j < keys; ++j) {
       for (int64_t d = 0; d < head_dim; ++d) {
-        At(p.dk, j, slot, d) += dk[d];
-        At(p.dv, j, slot, d) += dv[d];
+        At(p.dk, j, slot, d) += dk[j * head_dim + d];
+        At(p.dv, j, slot, d) += dv[j * head_dim + d];
       }
     }
   }

@@ -1,4 +1,4 @@
-// Summed token losses and their gradient in place of the logits.
+// Summed token losses and their gradient.
 #include <algorithm>
 #include <cmath>
 
@@ -23,9 +23,10 @@ absl::Status Backend::Run(const CrossEntropyParams& p, Workspace, ExecContext&) 
       loss_and_count[0] += max + std::log(sum) - At(p.logits, t, label);
       loss_and_count[1] += 1;
     }
-    for (int64_t i = 0; p.write_gradient && i < vocab; ++i) {
+    // A gradient over its own logits lies at or before the logit it is of, so ascending i is safe.
+    for (int64_t i = 0; p.dlogits.present() && i < vocab; ++i) {
       const double gradient = std::exp(At(p.logits, t, i) - max) / sum - (i == label ? 1.0 : 0.0);
-      At(p.logits, t, i) = label >= 0 ? gradient : 0.0;
+      At(p.dlogits, t, i) = label >= 0 ? gradient : 0.0;
     }
   }
   return absl::OkStatus();

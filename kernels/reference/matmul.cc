@@ -1,4 +1,4 @@
-// c = alpha * op(a) op(b) + beta * c, one dot product at a time.
+// c = alpha * op(a) op(b) + beta * c + bias, one dot product at a time.
 #include "kernels/reference/reference_backend.h"
 
 namespace upipe::kernels::reference {
@@ -14,8 +14,18 @@ absl::Status Backend::Run(const MatmulParams& p, Workspace, ExecContext&) {
         sum += a * b;
       }
       const double before = p.beta == 0 ? 0.0 : double{p.beta} * At(p.c, i, j);
-      At(p.c, i, j) = p.alpha * sum + before;
+      const double bias = p.bias.present() ? At(p.bias, j) : 0.0;
+      At(p.c, i, j) = p.alpha * sum + before + bias;
     }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Backend::Run(const ColumnSumParams& p, Workspace, ExecContext&) {
+  for (int64_t j = 0; j < p.x.shape[1]; ++j) {
+    double sum = 0;
+    for (int64_t t = 0; t < p.x.shape[0]; ++t) sum += At(p.x, t, j);
+    At(p.out, j) += sum;
   }
   return absl::OkStatus();
 }

@@ -14,7 +14,10 @@ absl::Status Backend::Run(const SumOfSquaresParams& p, Workspace, ExecContext&) 
 }
 
 absl::Status Backend::Run(const ClipScaleParams& p, Workspace, ExecContext&) {
-  const double count = p.loss_and_count.as<double>()[1];
+  double count = 0;
+  for (int64_t range = 0; range < p.loss_and_count.shape[0]; ++range) {
+    count += *static_cast<double*>(p.loss_and_count.At(range, 1));
+  }
   const double norm = std::sqrt(*p.sum_of_squares.as<double>()) / count;
   const bool skip = !(count > 0) || !std::isfinite(norm);
   const double clip = std::min(1.0, p.max_norm / (norm + 1e-6));
@@ -33,7 +36,7 @@ absl::Status Backend::Run(const AdamWParams& p, Workspace, ExecContext&) {
     const double m = beta1 * At(p.m, i) + (1 - beta1) * grad;
     const double v = beta2 * At(p.v, i) + (1 - beta2) * grad * grad;
     const double step = m / correction1 / (std::sqrt(v / correction2) + p.eps);
-    At(p.param, i) -= p.lr * (step + double{p.weight_decay} * At(p.param, i));
+    At(p.param, i) += -p.lr * (step + double{p.weight_decay} * At(p.param, i));
     At(p.m, i) = m;
     At(p.v, i) = v;
   }

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "kernels/api/bfloat16.h"
 #include "kernels/api/op_params.h"
 #include "kernels/api/op_table.h"
 #include "kernels/api/stream.h"
@@ -22,6 +23,7 @@ struct Backend {
   static absl::Status Run(const RmsNormFwdParams& p, Workspace, ExecContext&);
   static absl::Status Run(const RmsNormBwdParams& p, Workspace, ExecContext&);
   static absl::Status Run(const MatmulParams& p, Workspace, ExecContext&);
+  static absl::Status Run(const ColumnSumParams& p, Workspace, ExecContext&);
   static absl::Status Run(const RopeParams& p, Workspace, ExecContext&);
   static absl::Status Run(const StridedCopyParams& p, Workspace, ExecContext&);
   static absl::Status Run(const AttentionFwdParams& p, Workspace, ExecContext&);
@@ -37,9 +39,37 @@ struct Backend {
   static absl::Status Run(const RandomNormalParams& p, Workspace, ExecContext&);
 };
 
-// Element (i, j, k) of an fp32 tensor.
-inline float& At(const TensorView& view, int64_t i, int64_t j = 0, int64_t k = 0) {
-  return *static_cast<float*>(view.At(i, j, k));
+// One element of an fp32 or bf16 tensor: reads as a float, rounds what it is given to its type.
+class Element {
+ public:
+  Element(void* data, DType dtype) : data_(data), dtype_(dtype) {}
+  Element(const Element&) = default;
+
+  operator float() const {  // NOLINT: implicit, so that an op reads as its formula
+    return dtype_ == DType::kBFloat16 ? static_cast<const BFloat16*>(data_)->ToFloat()
+                                      : *static_cast<const float*>(data_);
+  }
+  Element& operator=(double value) { return Store(static_cast<float>(value)); }
+  Element& operator=(const Element& other) { return Store(other); }
+  Element& operator+=(double value) { return *this = *this + value; }
+
+ private:
+  Element& Store(float value) {
+    if (dtype_ == DType::kBFloat16) {
+      *static_cast<BFloat16*>(data_) = BFloat16::From(value);
+    } else {
+      *static_cast<float*>(data_) = value;
+    }
+    return *this;
+  }
+
+  void* const data_;
+  const DType dtype_;
+};
+
+// Element (i, j, k) of a tensor.
+inline Element At(const TensorView& view, int64_t i, int64_t j = 0, int64_t k = 0) {
+  return Element(view.At(i, j, k), view.dtype);
 }
 
 }  // namespace upipe::kernels::reference

@@ -21,6 +21,7 @@ absl::Status Backend::Run(const SwiGluBwdParams& p, Workspace, ExecContext&) {
     for (int64_t i = 0; i < p.gate.shape[1]; ++i) {
       const double gate = At(p.gate, t, i), up = At(p.up, t, i), dout = At(p.dout, t, i);
       const double sigmoid = 1 / (1 + std::exp(-gate));
+      At(p.dout, t, i) = gate / (1 + std::exp(-gate)) * up;
       At(p.gate, t, i) = dout * up * sigmoid * (1 + gate * (1 - sigmoid));
       At(p.up, t, i) = dout * gate * sigmoid;
     }

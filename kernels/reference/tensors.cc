@@ -1,4 +1,6 @@
 // Ops that only move, fill or draw elements.
+#include <cstring>
+
 #include "kernels/api/counter_normal.h"
 #include "kernels/reference/reference_backend.h"
 
@@ -8,7 +10,13 @@ absl::Status Backend::Run(const StridedCopyParams& p, Workspace, ExecContext&) {
   for (int64_t i = 0; i < p.src.shape[0]; ++i) {
     for (int64_t j = 0; j < p.src.shape[1]; ++j) {
       for (int64_t k = 0; k < p.src.shape[2]; ++k) {
-        At(p.dst, i, j, k) = At(p.src, i, j, k) + (p.accumulate ? At(p.dst, i, j, k) : 0.0f);
+        if (p.accumulate) {
+          At(p.dst, i, j, k) += At(p.src, i, j, k);
+        } else if (p.dst.dtype == p.src.dtype) {
+          std::memcpy(p.dst.At(i, j, k), p.src.At(i, j, k), SizeOf(p.src.dtype));
+        } else {
+          At(p.dst, i, j, k) = At(p.src, i, j, k);
+        }
       }
     }
   }
@@ -22,7 +30,8 @@ absl::Status Backend::Run(const FillParams& p, Workspace, ExecContext&) {
         void* element = p.dst.At(i, j, k);
         switch (p.dst.dtype) {
           case DType::kFloat32:
-            *static_cast<float*>(element) = p.value;
+          case DType::kBFloat16:
+            At(p.dst, i, j, k) = p.value;
             break;
           case DType::kFloat64:
             *static_cast<double*>(element) = p.value;

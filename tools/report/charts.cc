@@ -102,12 +102,18 @@ std::string HorizontalGrid(const Frame& frame, const std::vector<double>& ticks,
   return out;
 }
 
-std::string StepAxis(const Frame& frame) {
+std::string Axis(const Frame& frame, const std::string& name, const std::vector<AxisTick>& ticks) {
   std::string out = Rule(kLeft, frame.bottom(), frame.right(), frame.bottom(), "class=\"axis\"");
-  for (const double tick : WholeTicks(frame.x.from, 8)) {
-    absl::StrAppend(&out, Text(frame.x(tick), frame.bottom() + 18, "middle", PlainNumber(tick)));
+  for (const AxisTick& tick : ticks) {
+    absl::StrAppend(&out, Text(frame.x(tick.value), frame.bottom() + 18, "middle", tick.label));
   }
-  return absl::StrCat(out, Text(frame.right() + 18, frame.bottom() + 18, "start", "step"));
+  return absl::StrCat(out, Text(frame.right() + 18, frame.bottom() + 18, "start", name));
+}
+
+std::vector<AxisTick> StepTicks(const Frame& frame) {
+  std::vector<AxisTick> ticks;
+  for (const double tick : WholeTicks(frame.x.from, 8)) ticks.push_back({tick, PlainNumber(tick)});
+  return ticks;
 }
 
 Range XRange(const std::vector<LineSeries>& series) {
@@ -155,6 +161,12 @@ std::string RenderLine(const LineSeries& line, const Frame& frame) {
 
 // One hover column per x of the first series, telling every series that has a value there.
 std::string LineHover(const LineChart& chart, const Frame& frame) {
+  std::string columns;
+  for (const AxisColumn& column : chart.axis_columns) {
+    const double left = frame.x(column.from);
+    absl::StrAppend(&columns, HoverColumn(frame, left, frame.x(column.to) - left, column.text));
+  }
+  if (!columns.empty()) return columns;
   const std::vector<Point>& points = chart.series[0].points;
   const double width = (frame.right() - kLeft) / static_cast<double>(points.size());
   std::string out;
@@ -254,9 +266,14 @@ std::string Escape(const std::string& text) {
 std::string RenderLineChart(const LineChart& chart) {
   UPIPE_CHECK(!chart.series.empty() && !chart.series[0].points.empty()) << chart.title;
   const Frame frame = MakeFrame(chart.canvas, XRange(chart.series), YRange(chart));
-  std::string out = absl::StrCat(Open(chart.title, chart.canvas),
-                                 HorizontalGrid(frame, RoundTicks(frame.y.from, 6), chart.format),
-                                 StepAxis(frame));
+  std::string out = absl::StrCat(
+      Open(chart.title, chart.canvas),
+      HorizontalGrid(frame, RoundTicks(frame.y.from, 6), chart.format),
+      Axis(frame, chart.axis_name, chart.axis_ticks.empty() ? StepTicks(frame) : chart.axis_ticks));
+  for (const AxisTick& tick : chart.axis_ticks) {
+    absl::StrAppend(&out, Rule(frame.x(tick.value), kTop, frame.x(tick.value), frame.bottom() + 5,
+                               "class=\"section\""));
+  }
   std::vector<SideLabel> labels;
   for (const Level& level : chart.levels) {
     const double y = frame.y(level.value);
@@ -297,7 +314,7 @@ std::string RenderStackChart(const StackChart& chart) {
   if (chart.sections.empty()) {
     Frame steps = frame;
     steps.x.from = {0.5, columns + 0.5};
-    absl::StrAppend(&out, StepAxis(steps));
+    absl::StrAppend(&out, Axis(steps, "step", StepTicks(steps)));
   } else {
     absl::StrAppend(&out, SectionAxis(chart, frame));
   }

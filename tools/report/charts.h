@@ -22,7 +22,7 @@ struct Point {
   double y = 0;
 };
 
-// A line over the steps of a job.
+// A line over the steps of a job, or over another axis.
 struct LineSeries {
   std::string name;
   std::string colour;         // a CSS variable: "--train"
@@ -37,11 +37,27 @@ struct Level {
   std::string colour;
 };
 
+// A place of the x axis with its name.
+struct AxisTick {
+  double value = 0;
+  std::string label;
+};
+// A stretch of the x axis and what it tells on hover.
+struct AxisColumn {
+  double from = 0;
+  double to = 0;
+  std::string text;
+};
+
 struct LineChart {
   std::string title;  // read by screen readers
   Canvas canvas = {};
   std::vector<LineSeries> series;
   std::vector<Level> levels;
+  // An x axis of other things than steps: name, ticks and hover columns, all together.
+  std::string axis_name = "step";
+  std::vector<AxisTick> axis_ticks = {};      // empty: whole numbers
+  std::vector<AxisColumn> axis_columns = {};  // empty: one per point of the first series
   bool from_zero = false;
   std::string unit;  // after values on hover
   std::function<std::string(double)> format = PlainNumber;

@@ -12,6 +12,7 @@
 #include "common/units.h"
 #include "tools/report/charts.h"
 #include "tools/report/page_style.h"
+#include "tools/report/position_chart.h"
 
 namespace upipe::report {
 namespace {
@@ -64,7 +65,7 @@ class Page {
         "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>UPipe: ",
         Escape(record_.job.id()), "</title>\n<style>", kPageStyle,
         "</style></head>\n<body><main>\n", Header(), Tiles(), "<div class=\"grid\">\n", Loss(),
-        Speed(), StepMemory(), MemoryOverTime(), Attention(), Ranks(), Tables(),
+        Speed(), LossByPosition(), StepMemory(), MemoryOverTime(), Attention(), Ranks(), Tables(),
         "</div>\n</main></body></html>\n");
   }
 
@@ -117,7 +118,7 @@ class Page {
     LineChart chart = {.title = "Training and held-out loss by step", .unit = "nats"};
     LineSeries train = {.name = "training", .colour = "--train"};
     LineSeries held_out = {.name = "held out", .colour = "--held-out", .markers = true};
-    for (const v1::StepReport& report : record_.ranks[0]) {
+    for (const v1::StepReport& report : record_.steps) {
       const auto step = static_cast<double>(report.step());
       train.points.push_back({step, report.loss()});
       if (report.has_held_out_loss()) held_out.points.push_back({step, report.held_out_loss()});
@@ -140,7 +141,7 @@ class Page {
                        .unit = "tokens/s",
                        .format = ShortNumber};
     LineSeries rate = {.name = "all ranks", .colour = "--rate"};
-    for (const v1::StepReport& report : record_.ranks[0]) {
+    for (const v1::StepReport& report : record_.steps) {
       rate.points.push_back({static_cast<double>(report.step()), report.tokens_per_second()});
     }
     chart.series = {std::move(rate)};
@@ -151,6 +152,50 @@ class Page {
                 "Tokens per second of all ranks together, one point per optimizer step, exchanges "
                 "included.",
                 RenderLineChart(chart));
+  }
+
+  std::string LossByPosition() const {
+    const std::vector<PositionCurve> curves = PositionCurves(record_.steps);
+    if (curves.empty()) return "";
+    return Card("Loss by position",
+                "Mean loss in nats of the tokens in each range of positions (logarithmic axis): "
+                "held-out text at several steps, and the last tenth of training. What to look for: "
+                "a model that uses its context predicts later positions better, so its line falls "
+                "to the right; where the line turns flat, what lies further back no longer helps; "
+                "where it rises, positions are worse off than earlier ones, as beyond the lengths "
+                "a model was trained for.",
+                absl::StrCat(Key({{"held out, after the step named", "--held-out"},
+                                  {"training, last tenth of the steps", "--train"}}),
+                             RenderPositionChart(curves, {.width = 1106, .height = 300}),
+                             PositionTable(curves)),
+                "wide");
+  }
+
+  // What the picture shows, in digits: a fall of a hundredth is no visible one.
+  static std::string PositionTable(const std::vector<PositionCurve>& curves) {
+    const auto most = std::max_element(
+        curves.begin(), curves.end(),
+        [](const auto& a, const auto& b) { return a.ranges.size() < b.ranges.size(); });
+    std::string out = "<table><thead><tr><th></th>";
+    for (const v1::PositionLoss& range : most->ranges) {
+      absl::StrAppend(&out, "<th class=\"n\">", FormatTokenCount(range.begin()), " to ",
+                      FormatTokenCount(range.end()), "</th>");
+    }
+    absl::StrAppend(&out, "<th class=\"n\">last less first</th></tr></thead>\n");
+    for (const PositionCurve& curve : curves) {
+      absl::StrAppend(&out, "<tr><td class=\"name\">", Escape(curve.name), "</td>");
+      for (const v1::PositionLoss& column : most->ranges) {
+        const auto range = std::find_if(
+            curve.ranges.begin(), curve.ranges.end(),
+            [&column](const v1::PositionLoss& it) { return it.begin() == column.begin(); });
+        absl::StrAppend(&out, "<td class=\"n\">",
+                        range == curve.ranges.end() ? "-" : absl::StrFormat("%.4f", range->loss()),
+                        "</td>");
+      }
+      absl::StrAppendFormat(&out, "<td class=\"n\">%+.4f</td></tr>\n",
+                            curve.ranges.back().loss() - curve.ranges.front().loss());
+    }
+    return absl::StrCat(out, "</table>");
   }
 
   // Bands of one step, bottom first: what stays, then what comes and goes.

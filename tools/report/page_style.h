@@ -12,6 +12,8 @@ inline constexpr char kPageStyle[] = R"css(
   --rule: #c9c9c3;
   --train: #2a6fbb; --held-out: #d2601a; --unigram: #6d6f73; --bigram: #8a6bbd; --rate: #1f8a70;
   --good: #1a7f4e; --bad: #b3261e;
+  --evaluation-1: #f0cdb2; --evaluation-2: #e8a97c; --evaluation-3: #df854b;
+  --evaluation-4: #d2601a;
   --weights: #1f4e8c; --gradients: #4a80c4; --optimizer: #97bce6; --residual: #3b9c83;
   --attn_q: #7c2d06; --attn_kv: #b4490f; --attn_exchange: #d97024; --attn_out: #ee9c55;
   --attn_grad: #f8c795;
@@ -24,6 +26,8 @@ inline constexpr char kPageStyle[] = R"css(
     --rule: #484c52;
     --train: #6ba7ea; --held-out: #f2914f; --unigram: #a2a5a9; --bigram: #b79ce4; --rate: #52c4a5;
     --good: #57c98c; --bad: #f2867d;
+    --evaluation-1: #6b452c; --evaluation-2: #99603b; --evaluation-3: #c67a48;
+    --evaluation-4: #f2914f;
     --weights: #3f77bd; --gradients: #6b9fdf; --optimizer: #a5c8f0; --residual: #4cb497;
     --attn_q: #a8430f; --attn_kv: #cb5f1d; --attn_exchange: #e67f35; --attn_out: #f2a463;
     --attn_grad: #f9ca9b;

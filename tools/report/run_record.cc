@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "common/metrics/step_line.h"
 #include "common/status.h"
 #include "planner/plan.h"
 
@@ -39,46 +40,65 @@ absl::Status ParseMessage(const std::string& text, const std::string& where,
                                           std::string(status.message())));
 }
 
-absl::StatusOr<StepReports> ReadStepReports(const std::string& path) {
+// Calls take(line) for every line of a metrics.jsonl.
+template <typename Take>
+absl::Status ReadStepLines(const std::string& path, const Take& take) {
   UPIPE_ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
-  StepReports reports;
   int number = 0;
   for (const absl::string_view line : absl::StrSplit(text, '\n')) {
     ++number;
     if (line.empty()) continue;
-    UPIPE_RETURN_IF_ERROR(
-        ParseMessage(std::string(line), absl::StrCat(path, ":", number), reports.emplace_back()));
+    absl::StatusOr<StepLine> read = ParseStepLine(line);
+    if (!read.ok()) {
+      return absl::DataLossError(absl::StrCat(path, ":", number, ": ", read.status().message()));
+    }
+    take(*std::move(read));
   }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<StepReports> ReadStepReports(const std::string& path) {
+  StepReports reports;
+  UPIPE_RETURN_IF_ERROR(
+      ReadStepLines(path, [&](StepLine line) { reports.push_back(std::move(line.report)); }));
   std::stable_sort(reports.begin(), reports.end(),
                    [](const auto& a, const auto& b) { return a.step() < b.step(); });
   return reports;
 }
 
-// <state_dir>/**/ranks/<job>/g<generation>/r<rank>/metrics.jsonl
-absl::StatusOr<std::vector<StepReports>> ReadRanks(const v1::Job& job,
-                                                   const std::string& state_dir) {
+// <state_dir>/**/jobs/<job>/metrics.jsonl of the coordinator, and of the workers
+// <state_dir>/**/ranks/<job>/g<generation>/r<rank>/metrics.jsonl.
+absl::Status ReadSteps(const std::string& state_dir, RunRecord& record) {
+  const v1::Job& job = record.job;
   const int num_ranks = job.plan().spec().parallel().ranks();
-  std::vector<StepReports> ranks(num_ranks);
+  record.ranks.resize(num_ranks);
   std::error_code error;
   std::filesystem::recursive_directory_iterator files(state_dir, error), end;
   for (; !error && files != end; files.increment(error)) {
     const std::string path = files->path().string();
+    if (absl::EndsWith(path, absl::StrCat("/jobs/", job.id(), "/metrics.jsonl"))) {
+      UPIPE_ASSIGN_OR_RETURN(record.steps, ReadStepReports(path));
+    }
     for (int rank = 0; rank < num_ranks; ++rank) {
       const std::string suffix =
           absl::StrCat("/ranks/", job.id(), "/g", job.generation(), "/r", rank, "/metrics.jsonl");
       if (!absl::EndsWith(path, suffix)) continue;
-      UPIPE_ASSIGN_OR_RETURN(ranks[rank], ReadStepReports(path));
+      UPIPE_ASSIGN_OR_RETURN(record.ranks[rank], ReadStepReports(path));
     }
   }
   if (error)
     return absl::NotFoundError(absl::StrCat("cannot walk ", state_dir, ": ", error.message()));
+  if (record.steps.empty()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "no jobs/", job.id(), "/metrics.jsonl of a coordinator with a step below ", state_dir));
+  }
   for (int rank = 0; rank < num_ranks; ++rank) {
-    if (ranks[rank].empty()) {
+    if (record.ranks[rank].empty()) {
       return absl::FailedPreconditionError(absl::StrCat("no step record of rank ", rank, " of job ",
                                                         job.id(), " below ", state_dir));
     }
   }
-  return ranks;
+  return absl::OkStatus();
 }
 
 absl::StatusOr<HeldOutText> ReadManifest(const std::string& data_dir) {
@@ -103,22 +123,8 @@ absl::StatusOr<HeldOutText> ReadManifest(const std::string& data_dir) {
 absl::StatusOr<std::map<int, v1::MemoryUsage>> ReadMeasured(const std::string& path) {
   std::map<int, v1::MemoryUsage> memory;
   if (path.empty()) return memory;
-  UPIPE_ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
-  int number = 0;
-  for (const absl::string_view line : absl::StrSplit(text, '\n')) {
-    ++number;
-    if (line.empty()) continue;
-    const json entry = json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (!entry.is_object() || !entry.contains("report") ||
-        !entry.value("rank", json()).is_number_integer()) {
-      return absl::DataLossError(
-          absl::StrCat(path, ":", number, " is no {\"rank\", \"report\"} object"));
-    }
-    v1::StepReport report;
-    UPIPE_RETURN_IF_ERROR(
-        ParseMessage(entry["report"].dump(), absl::StrCat(path, ":", number), report));
-    memory[entry["rank"].get<int>()] = report.memory();
-  }
+  UPIPE_RETURN_IF_ERROR(
+      ReadStepLines(path, [&](const StepLine& line) { memory[line.rank] = line.report.memory(); }));
   return memory;
 }
 
@@ -152,7 +158,7 @@ absl::StatusOr<RunRecord> ReadRun(const RunFiles& files) {
   if (!record.job.has_plan()) {
     return absl::FailedPreconditionError(absl::StrCat("job ", record.job.id(), " has no plan"));
   }
-  UPIPE_ASSIGN_OR_RETURN(record.ranks, ReadRanks(record.job, files.state_dir));
+  UPIPE_RETURN_IF_ERROR(ReadSteps(files.state_dir, record));
   UPIPE_ASSIGN_OR_RETURN(record.text, ReadManifest(files.data_dir));
   planner::PlanLimits anything;
   anything.check_data = false;

@@ -1,6 +1,6 @@
 // Everything known of one finished run, read from the files it left: the job as `upipe describe -o
-// json` prints it, each rank's step records, the packed data's manifest; and the same model planned
-// with DeepSpeed-Ulysses.
+// json` prints it, the coordinator's and each rank's step records (docs/metrics.md), the packed
+// data's manifest; and the same model planned with DeepSpeed-Ulysses.
 #pragma once
 
 #include <map>
@@ -35,7 +35,7 @@ using StepReports = std::vector<v1::StepReport>;  // of one rank, ascending step
 
 struct RunFiles {
   std::string job;              // JSON of v1.Job
-  std::string state_dir;        // holds .../ranks/JOB/gN/rR/metrics.jsonl of every worker
+  std::string state_dir;        // holds the coordinator's and every worker's state folder
   std::string data_dir;         // packed folder
   std::string ulysses_metrics;  // of `upipe run --metrics`; "" = Ulysses was only planned
   std::string commit;
@@ -43,7 +43,8 @@ struct RunFiles {
 
 struct RunRecord {
   v1::Job job;
-  std::vector<StepReports> ranks;  // [job.spec.parallel.ranks]
+  StepReports steps;               // of rank 0, as the coordinator kept them
+  std::vector<StepReports> ranks;  // [job.spec.parallel.ranks], as the workers did
   HeldOutText text;
   v1::RunPlan ulysses;
   std::map<int, v1::MemoryUsage> ulysses_measured;  // by rank; empty = only planned

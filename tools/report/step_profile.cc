@@ -83,7 +83,8 @@ absl::StatusOr<std::vector<ProfileMoment>> ProfileStep(const v1::RunPlan& plan, 
   ProfilingDevice device(*dry);
   comm::DryCommunicator comm(rank, plan.spec().parallel().ranks());
   const auto stream = device.CreateStream("compute");
-  const engine::RankContext context(device, *stream, comm, nullptr);
+  const engine::RankContext context(device, *stream, comm, nullptr,
+                                    model::StorageTypeOf(plan.spec().train()));
   UPIPE_ASSIGN_OR_RETURN(const auto step, train::TrainStep::Create(context, plan));
   device.ops().Clear();
   UPIPE_RETURN_IF_ERROR(step->Run(1, {}).status());

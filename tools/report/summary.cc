@@ -29,7 +29,7 @@ bool AsPlanned(const v1::MemoryUsage& planned, const v1::MemoryUsage& measured) 
 }
 
 void AddLoss(const RunRecord& record, Summary& summary) {
-  const StepReports& reports = record.ranks[0];
+  const StepReports& reports = record.steps;
   summary.steps = reports.back().step();
   summary.final_loss = reports.back().loss();
   summary.unigram_nats = record.text.unigram_nats;
@@ -44,7 +44,7 @@ void AddLoss(const RunRecord& record, Summary& summary) {
 
 void AddSpeed(const RunRecord& record, Summary& summary) {
   std::vector<double> seconds, rates, shares;
-  for (const v1::StepReport& report : record.ranks[0]) {
+  for (const v1::StepReport& report : record.steps) {
     seconds.push_back(report.step_seconds());
     rates.push_back(report.tokens_per_second());
     shares.push_back(report.comm_seconds() / report.step_seconds());
@@ -137,6 +137,24 @@ Summary Summarize(const RunRecord& record, std::optional<double> needed_margin_n
   return summary;
 }
 
+namespace {
+
+// Of the last evaluation that told positions.
+nlohmann::json HeldOutByPosition(const StepReports& steps) {
+  nlohmann::json ranges = nlohmann::json::array();
+  for (auto report = steps.rbegin(); report != steps.rend() && ranges.empty(); ++report) {
+    for (const v1::PositionLoss& range : report->held_out_loss_by_position()) {
+      ranges.push_back({{"begin", range.begin()},
+                        {"end", range.end()},
+                        {"loss", range.loss()},
+                        {"tokens", range.tokens()}});
+    }
+  }
+  return ranges;
+}
+
+}  // namespace
+
 nlohmann::json SummaryJson(const Summary& summary, const RunRecord& record) {
   const v1::JobSpec& spec = record.job.plan().spec();
   nlohmann::json tags = nlohmann::json::object();
@@ -163,6 +181,7 @@ nlohmann::json SummaryJson(const Summary& summary, const RunRecord& record) {
       {"final_loss", summary.final_loss},
       {"held_out_loss",
        summary.has_held_out ? nlohmann::json(summary.held_out_loss) : nlohmann::json()},
+      {"held_out_loss_by_position", HeldOutByPosition(record.steps)},
       {"unigram_nats", summary.unigram_nats},
       {"bigram_nats", summary.bigram_nats},
       {"margin_nats", summary.margin_nats},

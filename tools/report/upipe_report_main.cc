@@ -60,7 +60,7 @@ int Main(int argc, char** argv) {
   Flags flags;
   app.add_option("--job", flags.files.job, "output of `upipe describe JOB -o json`")->required();
   app.add_option("--state-dir", flags.files.state_dir,
-                 "state folder of the workers, or one above them")
+                 "folder above the state folders of the coordinator and the workers")
       ->required();
   app.add_option("--data", flags.files.data_dir, "folder written by `upipe data pack`")->required();
   app.add_option("--ulysses-metrics", flags.files.ulysses_metrics,

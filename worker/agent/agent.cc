@@ -395,6 +395,7 @@ void Decision::On(const FromTrainer& event) {
     SetState(rank, v1::RANK_STATE_RUNNING);
   } else if (message.has_report()) {
     out_.push_back(RecordStep{key, rank.report.slot(), message.report()});
+    *rank.report.mutable_last_step() = message.report();
     SendProgress(s_, rank, message.report(), out_);
   }
 }

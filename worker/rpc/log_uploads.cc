@@ -102,6 +102,7 @@ void LogUploads::Send(Upload& upload, grpc::ClientWriterInterface<v1::LogChunk>&
     const absl::StatusOr<LogPiece> piece = ReadRankLog(upload.dir, offset, kChunkBytes);
     if (!piece.ok() && !(upload.request.follow() && live)) {
       chunk.set_error(std::string(piece.status().message()));
+      chunk.set_not_found(absl::IsNotFound(piece.status()));
       writer.Write(chunk);
       return;
     }
@@ -115,7 +116,14 @@ void LogUploads::Send(Upload& upload, grpc::ClientWriterInterface<v1::LogChunk>&
       offset = piece->offset + static_cast<int64_t>(piece->data.size());
       continue;
     }
-    if (!upload.request.follow() || !live || upload.WaitStopped()) return;
+    if (!upload.request.follow() || !live) {
+      chunk.clear_data();
+      chunk.clear_gap();
+      chunk.set_complete(true);
+      writer.Write(chunk);
+      return;
+    }
+    if (upload.WaitStopped()) return;
     if (piece.ok()) offset = piece->offset;  // a negative offset is resolved once
   }
 }

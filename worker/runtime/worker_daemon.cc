@@ -1,6 +1,5 @@
 #include "worker/runtime/worker_daemon.h"
 
-#include <google/protobuf/util/json_util.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -17,9 +16,11 @@
 #include "absl/strings/strip.h"
 #include "common/bounded_queue.h"
 #include "common/clock.h"
+#include "common/cpu_placement.h"
 #include "common/ids.h"
 #include "common/log.h"
 #include "common/loopback.h"
+#include "common/metrics/step_line.h"
 #include "common/status.h"
 #include "common/units.h"
 #include "worker/agent/agent.h"
@@ -276,15 +277,16 @@ void Daemon::Do(const LaunchRank& action) {
                   options_.trainer_binary,
                   {},
                   RankDir(action.job, action.generation, action.key.rank)};
-  for (const auto& [name, value] :
-       std::map<std::string, std::string>{{"UPIPE_SOCKET", socket_path_},
-                                          {"UPIPE_NONCE", action.key.nonce},
-                                          {"UPIPE_JOB", action.job},
-                                          {"UPIPE_GENERATION", absl::StrCat(action.generation)},
-                                          {"UPIPE_RANK", absl::StrCat(action.key.rank)},
-                                          {"OMP_NUM_THREADS", absl::StrCat(action.threads)},
-                                          {"OPENBLAS_NUM_THREADS", absl::StrCat(action.threads)},
-                                          {"UCX_HANDLE_ERRORS", "none"}}) {
+  for (const auto& [name, value] : std::map<std::string, std::string>{
+           {"UPIPE_SOCKET", socket_path_},
+           {"UPIPE_NONCE", action.key.nonce},
+           {"UPIPE_JOB", action.job},
+           {"UPIPE_GENERATION", absl::StrCat(action.generation)},
+           {"UPIPE_RANK", absl::StrCat(action.key.rank)},
+           {"UPIPE_CPU_PLACEMENT", options_.place_ranks ? "own" : "off"},
+           {"OMP_NUM_THREADS", absl::StrCat(action.threads)},
+           {"OPENBLAS_NUM_THREADS", absl::StrCat(action.threads)},
+           {"UCX_HANDLE_ERRORS", "none"}}) {
     spec.environment.push_back(absl::StrCat(name, "=", value));
   }
   spec.environment.insert(spec.environment.end(), options_.environment.begin(),
@@ -304,12 +306,8 @@ void Daemon::Do(const KillRank& action) {
 
 void Daemon::Do(const RecordStep& action) {
   metrics_->Observe(action.slot, action.report);
-  google::protobuf::util::JsonPrintOptions format;
-  format.always_print_primitive_fields = true;
-  format.preserve_proto_field_names = true;
-  std::string line;
-  if (!google::protobuf::util::MessageToJsonString(action.report, &line, format).ok()) return;
-  recorder_.AppendLine(RankDir(state_.ranks.at(action.key)) + "/metrics.jsonl", std::move(line));
+  recorder_.AppendLine(RankDir(state_.ranks.at(action.key)) + "/metrics.jsonl",
+                       FormatStepLine({.rank = action.key.rank, .report = action.report}));
 }
 
 void Daemon::Do(const ReleaseRank& action) {
@@ -321,6 +319,19 @@ void Daemon::Do(const UploadLog& action) {
   const v1::RankRef& ref = action.request.ref();
   const std::string dir = RankDir(ref.fence().job_id(), ref.fence().generation(), ref.rank());
   uploads_->Start(action.request, dir, [this, dir] { return live_.Contains(dir); });
+}
+
+// What ranks choose from.
+std::string DescribeCpus() {
+  const absl::StatusOr<std::vector<int>> ids = AllowedCpus();
+  if (!ids.ok()) return std::string(ids.status().message());
+  std::set<int> cores, nodes;
+  for (const Cpu& cpu : ReadCpus(kCpuFolder, *ids)) {
+    cores.insert(cpu.core);
+    nodes.insert(cpu.node);
+  }
+  return absl::StrCat(FormatCpuList(*ids), " (", ids->size(), " CPUs, ", cores.size(), " cores, ",
+                      nodes.size(), " NUMA nodes)");
 }
 
 std::string Daemon::Configuration() const {
@@ -338,6 +349,8 @@ std::string Daemon::Configuration() const {
       {"insecure_listen",
        options_.insecure_listen ? "true: metrics are plaintext off loopback" : "false"},
       {"containment", launcher_->containment()},
+      {"cpus", DescribeCpus()},
+      {"cpu_placement", options_.place_ranks ? "each rank its own, where there are enough" : "off"},
       {"backend", options_.backend},
       {"isa", options_.isa},
       {"version", options_.version}};

@@ -23,6 +23,7 @@ struct WorkerOptions {
   std::string metrics_listen = "127.0.0.1:0";
   bool insecure_listen = false;  // allows metrics on other than loopback
   bool allow_cgroup = true;
+  bool place_ranks = true;  // on CPUs of their own, where there are enough
   std::string backend = "cpu";
   std::string isa;
   std::string version;

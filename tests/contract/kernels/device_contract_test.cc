@@ -417,16 +417,24 @@ TEST(DryDevice, CountsOpsAndCopies) {
   for (int i = 0; i < 3; ++i) {
     ASSERT_TRUE(device.ops().Enqueue(FillParams{.dst = view}, {buffer->data(), 96}, *stream).ok());
   }
+  auto half = view;
+  half.dtype = DType::kBFloat16;
+  ASSERT_TRUE(device.ops().Enqueue(FillParams{.dst = half}, {buffer->data(), 96}, *stream).ok());
+  const auto cast =
+      StridedCopyParams{.src = half.AsTensor3(), .dst = view.Rows(16, 16).AsTensor3()};
+  ASSERT_TRUE(device.ops().Enqueue(cast, {}, *stream).ok());
   const auto out = TensorView::Vector(view.At(16), DType::kFloat64, 1);
   ASSERT_TRUE(device.ops().Enqueue(SumOfSquaresParams{.x = view, .out = out}, {}, *stream).ok());
   device.CopyToHost(nullptr, buffer->data(), 100, *stream);
   device.CopyFromHost(buffer->data(), nullptr, 30, *stream);
   const DryCounts& counts = device.counts();
-  EXPECT_EQ(counts.by_op.at("fill").calls, 3);
-  EXPECT_EQ(counts.by_op.at("fill").cost.bytes_written, 3 * 64);
+  EXPECT_EQ(counts.by_op.at("fill").calls, 4);
+  EXPECT_EQ(counts.by_op.at("fill").cost.bytes_written, 3 * 64 + 32);
+  EXPECT_EQ(counts.by_op.at("strided_copy").cost.bytes_read, 32);
+  EXPECT_EQ(counts.by_op.at("strided_copy").cost.bytes_written, 64);
   EXPECT_EQ(counts.by_op.at("sum_of_squares").cost.flops, 32);
-  EXPECT_EQ(counts.total.calls, 4);
-  EXPECT_EQ(counts.total.cost.bytes_written, 3 * 64 + 8);
+  EXPECT_EQ(counts.total.calls, 6);
+  EXPECT_EQ(counts.total.cost.bytes_written, 3 * 64 + 32 + 64 + 8);
   EXPECT_EQ(counts.copies_to_host, 1);
   EXPECT_EQ(counts.bytes_to_host, 100);
   EXPECT_EQ(counts.copies_from_host, 1);

@@ -35,6 +35,10 @@ FakeWorker::~FakeWorker() {
   context_.TryCancel();
   reader_.join();
   heart_.join();
+  for (Followed& upload : followed_) {
+    upload.context.TryCancel();
+    upload.writer->Finish();
+  }
 }
 
 void FakeWorker::Beat() {
@@ -153,18 +157,24 @@ void FakeWorker::Handle(const v1::CoordinatorMessage& message) {
 }
 
 void FakeWorker::Upload(const v1::OpenLog& request) {
-  grpc::ClientContext context;
-  v1::UploadLogResponse response;
-  const auto writer = stub_->UploadLog(&context, &response);
+  Followed& upload = followed_.emplace_back();
+  upload.writer = stub_->UploadLog(&upload.context, &upload.response);
+  v1::LogChunk chunk;
+  chunk.set_request_id(request.request_id());
   for (int line = 0; line < 3; ++line) {
-    v1::LogChunk chunk;
-    chunk.set_request_id(request.request_id());
     chunk.set_offset(request.offset() + 7 * line);
     chunk.set_data(absl::StrCat("line ", line, "\n"));
-    writer->Write(chunk);
+    upload.writer->Write(chunk);
   }
-  writer->WritesDone();
-  writer->Finish();
+  if (request.follow()) return;
+  if (!options_.break_logs_off) {
+    chunk.clear_data();
+    chunk.set_complete(true);
+    upload.writer->Write(chunk);
+  }
+  upload.writer->WritesDone();
+  upload.writer->Finish();
+  followed_.pop_back();
 }
 
 }  // namespace upipe::coordinator

@@ -5,6 +5,7 @@
 #include <grpcpp/grpcpp.h>
 
 #include <condition_variable>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -24,6 +25,7 @@ class FakeWorker {
     int slots = 2;
     int64_t memory_per_rank_bytes = 64 << 20;
     bool finish_when_met = true;  // ranks run one step and exit 0 once they have the address table
+    bool break_logs_off = false;  // a log that is not followed ends without its last chunk
   };
   explicit FakeWorker(Options options);
   ~FakeWorker();
@@ -41,6 +43,7 @@ class FakeWorker {
   void Send(v1::WorkerMessage message);
   void Report(v1::RankReport& rank, v1::RankState state);
   void Finish(v1::RankReport& rank);
+  // Three lines; a followed log stays open as long as this worker.
   void Upload(const v1::OpenLog& request);
 
   const Options options_;
@@ -52,6 +55,12 @@ class FakeWorker {
   uint64_t sequence_ = 0;
   int64_t epoch_ = 0;
   std::map<int, v1::RankReport> ranks_;  // by rank number
+  struct Followed {
+    grpc::ClientContext context;
+    v1::UploadLogResponse response;
+    std::unique_ptr<grpc::ClientWriter<v1::LogChunk>> writer;
+  };
+  std::list<Followed> followed_;
   std::condition_variable end_;
   bool ending_ = false;
   std::thread reader_;

@@ -36,6 +36,7 @@ succeeds() {
   "$demo" --data "$UPIPE_SOURCE_DIR/engine" --steps 2 >"$scratch/short.log" 2>&1 || fail "the demo failed"
   grep -q '"ok": true' "$UPIPE_DEMO_OUT/summary.json" || fail "summary.json says the run is not as it should be"
   grep -q '"as_planned_to_the_byte": true' "$UPIPE_DEMO_OUT/summary.json" || fail "memory is not as planned"
+  grep -q 'Loss by position' "$UPIPE_DEMO_OUT/report.html" || fail "report.html lacks the loss by position"
   grep -q '<svg' "$UPIPE_DEMO_OUT/report.html" || fail "report.html has no picture"
   ! grep -qE 'https?://|<script|<link|src=' "$UPIPE_DEMO_OUT/report.html" || fail "report.html is not self-contained"
   [[ ! -e $UPIPE_DEMO_OUT/state ]] || fail "the daemons' state was left without --keep"

@@ -3,9 +3,11 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <set>
 #include <sstream>
 
 #include "absl/strings/str_cat.h"
+#include "common/cpu_placement.h"
 #include "common/ids.h"
 #include "common/spec/yaml_spec.h"
 #include "engine/data/pack.h"
@@ -76,9 +78,17 @@ class WorkerTrainer : public ::testing::Test {
     }
     std::filesystem::remove_all(root_);
   }
-  void StartWorker() {
+  void StartWorker(bool place = true) {
     worker_ = std::make_unique<WorkerProcess>(
-        WorkerProcess::Options{coordinator_.address(), root_, TRAINER_BINARY, true});
+        WorkerProcess::Options{coordinator_.address(), root_, TRAINER_BINARY, true, place});
+  }
+  // What the rank's log says of its CPUs: a list, or "any: why".
+  std::string LoggedCpus(int rank) const {
+    const auto log = ReadRankLog(absl::StrCat(root_, "/state/ranks/job-1/g1/r", rank), 0, 1 << 20);
+    if (!log.ok()) return log.status().ToString();
+    const size_t begin = log->data.find(", cpus ");
+    if (begin == std::string::npos) return "";
+    return log->data.substr(begin + 7, log->data.find('\n', begin) - begin - 7);
   }
   v1::RunPlan Plan(int steps) {
     const std::string yaml = absl::StrCat(
@@ -141,6 +151,53 @@ TEST_F(WorkerTrainer, TrainsToTheEndWithinThePlannedBytes) {
   EXPECT_TRUE(std::isfinite(coordinator_.progress[0].loss()));
   EXPECT_EQ(coordinator_.progress[0].loss(), coordinator_.progress[1].loss());
   EXPECT_EQ(coordinator_.progress[0].memory().peak_bytes(), plan.ranks(0).memory().peak_bytes());
+}
+
+// Cpus_allowed_list of every thread of a process.
+std::set<std::string> AllowedOf(int pid) {
+  std::set<std::string> lists;
+  std::error_code error;
+  for (const auto& task :
+       std::filesystem::directory_iterator(absl::StrCat("/proc/", pid, "/task"), error)) {
+    std::ifstream status(task.path() / "status");
+    for (std::string line; std::getline(status, line);) {
+      const std::string name = "Cpus_allowed_list:\t";
+      if (line.rfind(name, 0) == 0) lists.insert(line.substr(name.size()));
+    }
+  }
+  return lists;
+}
+
+TEST_F(WorkerTrainer, EveryThreadOfARankIsOnTheRanksOwnCpus) {
+  const absl::StatusOr<std::vector<int>> allowed = AllowedCpus();
+  ASSERT_TRUE(allowed.ok()) << allowed.status();
+  if (allowed->size() < 2) GTEST_SKIP() << "two ranks and " << allowed->size() << " CPU";
+  StartTwo(Plan(1000000));
+  WaitForSteps(2);
+  ASSERT_EQ(pids_.size(), 2u);
+  for (int rank = 0; rank < 2; ++rank) {
+    if (LoggedCpus(rank).find("other ranks hold") != std::string::npos) {
+      GTEST_SKIP() << "programs outside this test hold the machine's CPUs: " << LoggedCpus(rank);
+    }
+    EXPECT_THAT(AllowedOf(pids_[rank]), testing::ElementsAre(LoggedCpus(rank))) << "rank " << rank;
+  }
+  EXPECT_NE(LoggedCpus(0), LoggedCpus(1));
+  std::stringstream configuration;
+  configuration << std::ifstream(root_ + "/worker.log").rdbuf();
+  EXPECT_THAT(configuration.str(), HasSubstr("cpu_placement = each rank its own"));
+  EXPECT_THAT(configuration.str(), HasSubstr("cpus = " + FormatCpuList(*allowed) + " ("));
+}
+
+TEST_F(WorkerTrainer, ToldSoItsThreadsRunAnywhere) {
+  worker_.reset();
+  StartWorker(/*place=*/false);
+  ASSERT_TRUE(coordinator_.WaitUntil([&] { return coordinator_.hellos.size() == 2; }));
+  StartTwo(Plan(1000000));
+  WaitForSteps(2);
+  const absl::StatusOr<std::vector<int>> allowed = AllowedCpus();
+  ASSERT_TRUE(allowed.ok()) << allowed.status();
+  EXPECT_EQ(LoggedCpus(0), "any: the worker was told --no-cpu-placement");
+  EXPECT_THAT(AllowedOf(pids_.at(0)), testing::ElementsAre(FormatCpuList(*allowed)));
 }
 
 TEST_F(WorkerTrainer, AKilledTrainerEndsTheOtherAndLeavesNoSharedMemory) {

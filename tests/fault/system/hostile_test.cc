@@ -402,12 +402,12 @@ TEST_F(HostileTest, OddShapesGiveTheBitsOfThreadsInOneProcess) {
     std::ifstream lines(metrics);
     for (std::string line; std::getline(lines, line);) {
       const auto row = nlohmann::json::parse(line);
-      if (row["rank"] != 0 || row["report"].value("step", "") != "2") continue;
+      if (row["rank"] != 0 || row["step"] != 2) continue;
       compared = true;
       for (const char* field : {"loss", "grad_norm", "held_out_loss"}) {
-        EXPECT_EQ(row["report"].value(field, nlohmann::json()),
-                  report.value(field, nlohmann::json()))
-            << sets.back() << " " << field;
+        nlohmann::json daemons = report.value(field, nlohmann::json());
+        if (daemons.is_string()) daemons = nullptr;  // protobuf's way to write NaN
+        EXPECT_EQ(row.value(field, nlohmann::json()), daemons) << sets.back() << " " << field;
       }
     }
     EXPECT_TRUE(compared) << sets.back();

@@ -81,6 +81,7 @@ grpc::Status FakeCoordinator::UploadLog(grpc::ServerContext*,
   while (reader->Read(&chunk)) {
     std::lock_guard lock(mutex_);
     absl::StrAppend(&logs[chunk.request_id()], chunk.data(), chunk.error());
+    logs_complete[chunk.request_id()] = chunk.complete();
     changed_.notify_all();
   }
   std::lock_guard lock(mutex_);

@@ -36,6 +36,7 @@ class FakeCoordinator : public v1::WorkerService::Service {
   std::map<int, v1::StepReport> progress;
   std::map<std::string, std::string> logs;  // by request id
   std::map<std::string, bool> logs_ended;
+  std::map<std::string, bool> logs_complete;
 
   void Send(const v1::CoordinatorMessage& message);
   void Start(const std::string& mode, int64_t generation, const std::string& nonce, int rank,

@@ -15,6 +15,7 @@
 #include "absl/strings/str_split.h"
 #include "common/clock.h"
 #include "common/ids.h"
+#include "common/metrics/step_line.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/fault/worker/fake_coordinator.h"
@@ -132,10 +133,12 @@ TEST_P(WorkerFault, AWholeLife) {
   }
   EXPECT_EQ(coordinator_->progress[0].step(), 3);
   EXPECT_TRUE(Eventually([&] {
-    std::ifstream file(RankDir(1, 0) + "/metrics.jsonl");
-    std::string line;
+    std::ifstream file(RankDir(1, 1) + "/metrics.jsonl");
     int lines = 0;
-    while (std::getline(file, line)) ++lines;
+    for (std::string line; std::getline(file, line);) {
+      const absl::StatusOr<StepLine> read = ParseStepLine(line);
+      if (!read.ok() || read->rank != 1 || read->report.step() != ++lines) return false;
+    }
     return lines == 3;
   }));
   const v1::Hello& hello = coordinator_->hellos.front();
@@ -329,14 +332,17 @@ TEST_P(WorkerFault, LogsAreUploadedAndFollowed) {
   coordinator_->OpenLog("whole", 1, 0, 0, false);
   ASSERT_TRUE(coordinator_->WaitUntil([&] { return coordinator_->logs_ended["whole"]; }));
   EXPECT_EQ(coordinator_->logs["whole"], "rank 0 does hang\nready\n");
+  EXPECT_TRUE(coordinator_->logs_complete["whole"]);
   coordinator_->OpenLog("tail", 1, 0, -6, true);
   ASSERT_TRUE(coordinator_->WaitUntil([&] { return coordinator_->logs["tail"] == "ready\n"; }));
   EXPECT_FALSE(coordinator_->logs_ended["tail"]);
   coordinator_->Stop(1, nonce, 0);
   ASSERT_TRUE(coordinator_->WaitUntil([&] { return coordinator_->logs_ended["tail"]; }));
+  EXPECT_TRUE(coordinator_->logs_complete["tail"]);
   coordinator_->OpenLog("missing", 9, 0, 0, false);
   ASSERT_TRUE(coordinator_->WaitUntil([&] { return coordinator_->logs_ended["missing"]; }));
   EXPECT_THAT(coordinator_->logs["missing"], HasSubstr("holds no log"));
+  EXPECT_FALSE(coordinator_->logs_complete["missing"]);
 }
 
 TEST_P(WorkerFault, SigtermKillsProvesAndLeaves) {

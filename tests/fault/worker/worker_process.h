@@ -36,6 +36,7 @@ class WorkerProcess {
     std::string root;  // exists; state below `state`, output in `worker.log`
     std::string trainer_binary;
     bool cgroup = true;
+    bool place = true;  // ranks on CPUs of their own
   };
   explicit WorkerProcess(const Options& options) {
     std::vector<std::string> words = {WORKER_BINARY,
@@ -54,6 +55,7 @@ class WorkerProcess {
                                       "--trainer-binary",
                                       options.trainer_binary};
     if (!options.cgroup) words.push_back("--no-cgroup");
+    if (!options.place) words.push_back("--no-cpu-placement");
     std::vector<char*> arguments;
     for (std::string& word : words) arguments.push_back(word.data());
     arguments.push_back(nullptr);

@@ -35,6 +35,11 @@ const std::vector<std::string>& Corpus() {
       "[[[[{{{{- - - ? ? ?",
       "model:\n  rope:\n    llama3: {factor: 8, low_freq_factor: 1, high_freq_factor: 4, "
       "original_context: 8K}\n",
+      "name: p\nmodel:\n  preset: qwen3-8b\n  window: 8K\n  max_position: 40960\n  rope:\n    "
+      "yarn: "
+      "{factor: 4, original_context: 32K, beta_fast: 24, truncate: false}\n  qk_norm: true\ndata: "
+      "{path: d}\nparallel: {ranks: 2, method: ulysses}\ntrain: {context: 8K, steps: 1, dtype: "
+      "bf16}\n",
   };
   return *corpus;
 }
@@ -50,6 +55,9 @@ constexpr const char* kTokens[] = {"auto",
                                    "0",
                                    "1e999",
                                    "8K",
+                                   "preset: tiny\n",
+                                   "hf_config: c\n",
+                                   "dynamic: {factor: 2}\n",
                                    "5M",
                                    "&a ",
                                    "*a",

@@ -26,6 +26,25 @@ constexpr absl::string_view kDtype = std::is_same_v<T, float>    ? "f32"
                                      : std::is_same_v<T, double> ? "f64"
                                                                  : "i32";
 
+RopeScaling RopeScalingFrom(const Json& json) {
+  RopeScaling rope;
+  json.at("type").get_to(rope.type);
+  json.at("factor").get_to(rope.factor);
+  if (rope.type != "linear") json.at("original_context").get_to(rope.original_context);
+  if (rope.type == "llama3") {
+    json.at("low_freq_factor").get_to(rope.low_freq_factor);
+    json.at("high_freq_factor").get_to(rope.high_freq_factor);
+  }
+  if (rope.type == "yarn") {
+    json.at("beta_fast").get_to(rope.beta_fast);
+    json.at("beta_slow").get_to(rope.beta_slow);
+    json.at("truncate").get_to(rope.truncate);
+    const Json& factor = json.at("attention_factor");
+    if (!factor.is_null()) rope.attention_factor = factor.get<double>();
+  }
+  return rope;
+}
+
 GoldenConfig ConfigFrom(const std::string& name, const Json& json) {
   GoldenConfig config;
   config.name = name;
@@ -40,13 +59,10 @@ GoldenConfig ConfigFrom(const std::string& name, const Json& json) {
   json.at("tied_embeddings").get_to(config.tied_embeddings);
   json.at("rms_norm_eps").get_to(config.rms_norm_eps);
   json.at("rope_theta").get_to(config.rope_theta);
-  json.at("hf_parity").get_to(config.hf_parity);
-  if (const Json& scaling = json.at("rope_llama3"); !scaling.is_null()) {
-    Llama3Rope& rope = config.rope_llama3.emplace();
-    scaling.at("factor").get_to(rope.factor);
-    scaling.at("low_freq_factor").get_to(rope.low_freq_factor);
-    scaling.at("high_freq_factor").get_to(rope.high_freq_factor);
-    scaling.at("original_context").get_to(rope.original_context);
+  json.at("qk_norm").get_to(config.qk_norm);
+  json.at("qkv_bias").get_to(config.qkv_bias);
+  if (const Json& scaling = json.at("rope_scaling"); !scaling.is_null()) {
+    config.rope_scaling = RopeScalingFrom(scaling);
   }
   return config;
 }
@@ -114,8 +130,10 @@ absl::Status GoldenFile::ParseHeader(absl::string_view text, int64_t data_bytes)
     const Json header = Json::parse(text.begin(), text.end());
     config_ = ConfigFrom(header.at("name").get<std::string>(), header.at("config"));
     training_ = TrainingFrom(header.at("training"));
-    for (const auto& [name, error] : header.at("fp32_errors").items()) {
-      fp32_errors_[name] = error.get<double>();
+    for (const auto& [dtype, errors] : header.at("pytorch_errors").items()) {
+      for (const auto& [name, error] : errors.items()) {
+        pytorch_errors_[absl::StrCat(dtype, "/", name)] = error.get<double>();
+      }
     }
     for (const Json& tensor : header.at("tensors")) {
       const std::string name = tensor.at("name").get<std::string>();
@@ -173,10 +191,11 @@ absl::StatusOr<std::vector<int64_t>> GoldenFile::Shape(absl::string_view name) c
   return entry->shape;
 }
 
-absl::StatusOr<double> GoldenFile::Fp32Error(absl::string_view name) const {
-  const auto error = fp32_errors_.find(name);
-  if (error == fp32_errors_.end()) {
-    return absl::NotFoundError(absl::StrCat(path_, " states no float32 error of ", name));
+absl::StatusOr<double> GoldenFile::PytorchError(absl::string_view dtype,
+                                                absl::string_view name) const {
+  const auto error = pytorch_errors_.find(absl::StrCat(dtype, "/", name));
+  if (error == pytorch_errors_.end()) {
+    return absl::NotFoundError(absl::StrCat(path_, " states no ", dtype, " error of ", name));
   }
   return error->second;
 }

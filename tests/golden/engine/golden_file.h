@@ -1,4 +1,4 @@
-// Reader of tests/golden/data/*.golden: a tiny Llama's weights, batch, gradients and 20 AdamW steps
+// Reader of tests/golden/data/*.golden: a tiny model's weights, batch, gradients and 20 AdamW steps
 // as an independent implementation computed them in float64. tests/golden/make/ makes the files and
 // says what each holds; the byte layout is in make/golden_format.py.
 #pragma once
@@ -16,12 +16,15 @@
 
 namespace upipe::golden {
 
-// RoPE scaling of type llama3, fields as in a Hugging Face config.
-struct Llama3Rope {
+// Fields as in a Hugging Face config; those that `type` does not have are absent or 0.
+struct RopeScaling {
+  std::string type;  // "llama3", "linear", "dynamic", "yarn"
   double factor = 0;
-  double low_freq_factor = 0;
-  double high_freq_factor = 0;
   int64_t original_context = 0;
+  double low_freq_factor = 0, high_freq_factor = 0;  // llama3
+  double beta_fast = 0, beta_slow = 0;               // yarn
+  std::optional<double> attention_factor;            // yarn
+  bool truncate = false;                             // yarn
 };
 
 struct GoldenConfig {
@@ -37,8 +40,9 @@ struct GoldenConfig {
   bool tied_embeddings = false;  // the head is model.embed_tokens.weight; no lm_head.weight then
   double rms_norm_eps = 0;
   double rope_theta = 0;
-  std::optional<Llama3Rope> rope_llama3;
-  bool hf_parity = false;  // angles rounded to float32 as transformers rounds them; else float64
+  std::optional<RopeScaling> rope_scaling;
+  bool qk_norm = false;   // Qwen3
+  bool qkv_bias = false;  // Qwen2.5
 };
 
 // AdamW with decoupled decay on tensors of two or more dims; gradients times
@@ -77,9 +81,9 @@ class GoldenFile {
 
   absl::StatusOr<std::vector<int64_t>> Shape(absl::string_view name) const;
 
-  // ||delta|| / ||reference|| of PyTorch's own float32 run for "loss", "logits", "grad/NAME",
-  // "train/losses", "train/grad_norms" or "train/delta/NAME".
-  absl::StatusOr<double> Fp32Error(absl::string_view name) const;
+  // ||delta|| / ||reference|| of PyTorch's own run with `dtype` "fp32" or "bf16" for "loss",
+  // "logits", "grad/NAME", "train/losses", "train/grad_norms" or "train/delta/NAME".
+  absl::StatusOr<double> PytorchError(absl::string_view dtype, absl::string_view name) const;
 
  private:
   struct Entry {
@@ -99,7 +103,7 @@ class GoldenFile {
   GoldenTraining training_;
   std::vector<std::string> parameters_;
   std::map<std::string, Entry, std::less<>> entries_;
-  std::map<std::string, double, std::less<>> fp32_errors_;
+  std::map<std::string, double, std::less<>> pytorch_errors_;  // by "dtype/name"
   std::vector<double> data_;  // of doubles, so that every stored type is aligned
 };
 

@@ -34,6 +34,15 @@ const std::vector<Case>& Cases() {
       {{.ranks = 4, .heads_per_rank = 2, .num_heads = 7, .num_kv_heads = 1, .context = 45}},
       {{.ranks = 4, .heads_per_rank = 1, .num_heads = 8, .num_kv_heads = 2, .context = 45}, 2},
       {{.ranks = 3, .heads_per_rank = 2, .num_heads = 6, .num_kv_heads = 3, .context = 45}, 3},
+      {{.ranks = 4,
+        .heads_per_rank = 1,
+        .num_heads = 6,
+        .num_kv_heads = 3,
+        .context = 45,
+        .qk_norm = true,
+        .qkv_bias = true,
+        .bf16 = true},
+       2},
   };
   return cases;
 }
@@ -89,7 +98,8 @@ absl::Status RunRankProcess(const std::string& folder, const Case& test, int ran
   UPIPE_ASSIGN_OR_RETURN(auto comm,
                          ucx->Connect(group, {.deadline = absl::Minutes(1), .observer = {}}));
   const auto stream = device->CreateStream("compute");
-  const engine::RankContext context(*device, *stream, *comm, nullptr);
+  const engine::RankContext context(*device, *stream, *comm, nullptr,
+                                    model::StorageTypeOf(plan.spec().train()));
   UPIPE_ASSIGN_OR_RETURN(auto step, train::TrainStep::Create(context, plan));
   UPIPE_ASSIGN_OR_RETURN(const std::string bytes, OneStep(plan, {rank, context, *step}));
   WriteFile(absl::StrCat(folder, "/gradient", rank), bytes);

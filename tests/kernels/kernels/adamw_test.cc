@@ -7,11 +7,11 @@ namespace upipe::kernels::testing {
 namespace {
 
 AdamWParams Call(Memory& memory, int64_t n, int64_t step, bool skip) {
-  AdamWParams p = {.param = memory.InOut("param", {{n}}),
-                   .grad = memory.Input({{n}}),
-                   .m = memory.InOut("m", {{n}}),
-                   .v = memory.InOut("v", {{n}}),
-                   .scale = memory.Input({{1}}),
+  AdamWParams p = {.param = memory.InOut("param", {{n}}, 1, kW),
+                   .grad = memory.Input({{n}}, 1, kW),
+                   .m = memory.InOut("m", {{n}}, 1, kW),
+                   .v = memory.InOut("v", {{n}}, 1, kW),
+                   .scale = memory.Input({{1}}, 1, kW),
                    .skip = memory.Ints({skip ? 1 : 0}),
                    .lr = 1e-2f,
                    .weight_decay = 0.1f,

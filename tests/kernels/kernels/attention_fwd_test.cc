@@ -44,32 +44,55 @@ TEST(AttentionFwd, EqualScoresAverageTheVisibleValues) {
   }
 }
 
+// Equal scores of 2^n keys: o is an exact mean but for its one rounding.
+TEST(AttentionFwd, MeansOfPowersOfTwoRoundOnce) {
+  ForEachIsa([](const std::string&) {
+    std::vector<std::vector<double>> means;
+    for (OpTable* ops : {&Reference(), &Cpu()}) {
+      Memory memory(1, DType::kBFloat16);
+      const AttentionFwdParams p =
+          ForwardCall({.queries = {0, 128}, .keys = {0, 128}, .score_scale = 0}, memory);
+      SetSmallIntegers(p.v, 255, memory);
+      ASSERT_EQ(RunCall(*ops, p, memory), absl::OkStatus());
+      std::vector<double>& values = means.emplace_back();
+      for (int64_t t : {0, 1, 3, 7, 15, 31, 63, 127}) {
+        for (int64_t e = 0; e < 16; ++e) values.push_back(GetElement(p.o, t, 0, e));
+      }
+    }
+    EXPECT_EQ(means[0], means[1]);
+  });
+}
+
 // A NaN must reach the loss: it may not vanish in a maximum.
 TEST(AttentionFwd, NanReachesTheOutputOfQueriesThatSeeIt) {
-  ForEachIsa([](const std::string&) {
-    Memory memory(1);
-    const AttentionFwdParams p = ForwardCall({.queries = {0, 100}, .keys = {0, 100}}, memory);
-    SetElement(p.k, 10, 0, 0, std::nan(""));
-    memory.SealInputs();
-    ASSERT_EQ(RunCall(Cpu(), p, memory), absl::OkStatus());
-    EXPECT_TRUE(std::isfinite(GetElement(p.o, 9, 0, 0)));
-    EXPECT_TRUE(std::isnan(GetElement(p.o, 10, 0, 0)));
-    EXPECT_TRUE(std::isnan(GetElement(p.o, 99, 0, 0)));
+  ForEachStorage([](DType storage) {
+    ForEachIsa([&](const std::string&) {
+      Memory memory(1, storage);
+      const AttentionFwdParams p = ForwardCall({.queries = {0, 100}, .keys = {0, 100}}, memory);
+      SetElement(p.k, 10, 0, 0, std::nan(""));
+      memory.Seal();
+      ASSERT_EQ(RunCall(Cpu(), p, memory), absl::OkStatus());
+      EXPECT_TRUE(std::isfinite(GetElement(p.o, 9, 0, 0)));
+      EXPECT_TRUE(std::isnan(GetElement(p.o, 10, 0, 0)));
+      EXPECT_TRUE(std::isnan(GetElement(p.o, 99, 0, 0)));
+    });
   });
 }
 
 // Threads take whole query blocks, so their number changes nothing at all.
 TEST(AttentionFwd, ThreadsDoNotChangeABit) {
-  std::vector<Memory::Result> first;
-  for (int threads : {1, 2, 3}) {
-    Memory memory(7);
-    const AttentionFwdParams p =
-        ForwardCall({.queries = {0, 700}, .keys = {0, 700}, .kv_slot = {0, 0}}, memory);
-    ASSERT_EQ(RunCall(Cpu(), p, memory, threads), absl::OkStatus());
-    if (threads == 1) first = memory.Results();
-    EXPECT_EQ(memory.Results()[0].values, first[0].values);
-    EXPECT_EQ(memory.Results()[1].values, first[1].values);
-  }
+  ForEachStorage([](DType storage) {
+    std::vector<Memory::Result> first;
+    for (int threads : {1, 2, 3}) {
+      Memory memory(7, storage);
+      const AttentionFwdParams p =
+          ForwardCall({.queries = {0, 700}, .keys = {0, 700}, .kv_slot = {0, 0}}, memory);
+      ASSERT_EQ(RunCall(Cpu(), p, memory, threads), absl::OkStatus());
+      if (threads == 1) first = memory.Results();
+      EXPECT_EQ(memory.Results()[0].values, first[0].values);
+      EXPECT_EQ(memory.Results()[1].values, first[1].values);
+    }
+  });
 }
 
 }  // namespace

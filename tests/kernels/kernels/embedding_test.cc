@@ -24,7 +24,7 @@ class Embedding : public ::testing::TestWithParam<Shape> {
   static EmbeddingBwdParams Backward(Memory& memory) {
     const auto [tokens, vocab, d, gap] = GetParam();
     return {Tokens(memory), memory.Input({{tokens, d}, gap}),
-            memory.InOut("dtable", {{vocab, d}, gap})};
+            memory.InOut("dtable", {{vocab, d}, gap}, 1, kW)};
   }
 };
 

@@ -5,7 +5,8 @@ namespace upipe::kernels::testing {
 namespace {
 
 TEST(Fill, EveryTypeAndRank) {
-  for (const DType dtype : {DType::kFloat32, DType::kFloat64, DType::kInt32, DType::kInt64}) {
+  for (const DType dtype :
+       {DType::kFloat32, DType::kBFloat16, DType::kFloat64, DType::kInt32, DType::kInt64}) {
     for (const std::vector<int64_t>& dims :
          {std::vector<int64_t>{40000}, {1}, {0}, {5, 7}, {3, 4, 5}}) {
       for (OpTable* ops : {&Reference(), &Cpu()}) {

@@ -18,7 +18,28 @@ TEST(Isa, UnknownNameIsRefusedWithTheKnownOnes) {
   EXPECT_NE(status.message().find("SSE4"), std::string::npos) << status;
 }
 
+TEST(Isa, Bf16ProductsAreTheirOwnInstructionSet) {
+  EXPECT_TRUE(CheckIsaName("AVX3_BF16").ok());
+  EXPECT_EQ(DispatchedIsa() == "AVX3_BF16", HasBf16Products());
+  SetBf16ProductsForTest(false);
+  EXPECT_FALSE(HasBf16Products());
+  EXPECT_NE(DispatchedIsa(), "AVX3_BF16");
+  EXPECT_EQ(CapIsa("AVX3_BF16").code(), absl::StatusCode::kFailedPrecondition);
+  SetBf16ProductsForTest(true);
+}
+
 // A cap lasts for the process, so a child sets it.
+TEST(IsaDeathTest, CapBelowTurnsBf16ProductsOff) {
+  ::testing::FLAGS_gtest_death_test_style = "threadsafe";
+  EXPECT_EXIT(
+      {
+        const std::string cap = HasBf16Products() ? "AVX3" : "SSE4";
+        const bool capped = CapIsa(cap).ok();
+        std::exit(capped && !HasBf16Products() && DispatchedIsa() == cap ? 0 : 1);
+      },
+      ::testing::ExitedWithCode(0), "");
+}
+
 TEST(IsaDeathTest, CapLowersAndCannotBeRaised) {
   ::testing::FLAGS_gtest_death_test_style = "threadsafe";
   EXPECT_EXIT(

@@ -8,7 +8,7 @@ namespace {
 TEST(RandomNormal, CpuEqualsReference) {
   for (const int64_t n : {0, 1, 1000}) {
     ExpectCpuEqualsReference([&](Memory& memory) {
-      return RandomNormalParams{memory.Output("dst", {{n}}), 7, 3, int64_t{1} << 40, 0.02f};
+      return RandomNormalParams{memory.Output("dst", {{n}}, kW), 7, 3, int64_t{1} << 40, 0.02f};
     });
   }
 }

@@ -11,7 +11,7 @@ TEST(RowDot, WithinTheBound) {
           [&](Memory& memory) {
             return RowDotParams{memory.Input({{tokens, 3, head_dim}, 2}),
                                 memory.Input({{tokens, 3, head_dim}}),
-                                memory.Output("out", {{tokens, 3}, 4})};
+                                memory.Output("out", {{tokens, 3}, 4}, kW)};
           },
           8);
     }

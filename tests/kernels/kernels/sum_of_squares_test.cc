@@ -9,7 +9,7 @@ TEST(SumOfSquares, WithinTheBound) {
   for (const int64_t n : {0, 1, 15, 1000, 70001}) {
     ExpectCpuMatchesReference(
         [&](Memory& memory) {
-          return SumOfSquaresParams{memory.Input({{n}}),
+          return SumOfSquaresParams{memory.Input({{n}}, 1, kW),
                                     memory.InOut("out", {{1}}, 1, DType::kFloat64)};
         },
         2);

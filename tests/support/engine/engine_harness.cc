@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <limits>
+#include <random>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
@@ -24,6 +25,8 @@ v1::JobSpec MakeSpec(const SmallJob& job) {
   m.set_head_dim(job.head_dim);
   m.set_intermediate_size(job.intermediate_size);
   m.set_tie_embeddings(job.tie_embeddings);
+  m.set_qk_norm(job.qk_norm);
+  m.set_qkv_bias(job.qkv_bias);
   m.set_init_stddev(0.2);
   spec.mutable_data()->set_path("unused");
   auto& p = *spec.mutable_parallel();
@@ -33,6 +36,7 @@ v1::JobSpec MakeSpec(const SmallJob& job) {
   p.set_backend(job.backend);
   spec.mutable_train()->set_context(job.context);
   spec.mutable_train()->set_steps(20);
+  spec.mutable_train()->set_dtype(job.bf16 ? v1::DTYPE_BF16 : v1::DTYPE_FP32);
   return spec;
 }
 
@@ -74,7 +78,8 @@ absl::Status RunRanks(const RankThreads& threads, const std::function<absl::Stat
     if (threads.adjust) threads.adjust(rank, options);
     UPIPE_ASSIGN_OR_RETURN(auto device, kernels::CreateDevice(options));
     const auto stream = device->CreateStream(absl::StrCat("compute", rank));
-    const engine::RankContext context(*device, *stream, *comms[rank], nullptr);
+    const engine::RankContext context(*device, *stream, *comms[rank], nullptr,
+                                      model::StorageTypeOf(threads.plan.spec().train()));
     UPIPE_ASSIGN_OR_RETURN(auto step, train::TrainStep::Create(context, threads.plan));
     const absl::Status status = body({rank, context, *step});
     const absl::Status drained = stream->Synchronize();
@@ -105,6 +110,26 @@ absl::Status SetWeights(Rank rank, const Tensors& weights) {
         piece.count * static_cast<int64_t>(sizeof(float)), rank.context.stream());
   }
   return rank.context.stream().Synchronize();
+}
+
+Tensors RandomWeights(const v1::RunPlan& plan, uint64_t seed) {
+  const v1::JobSpec& spec = plan.spec();
+  const auto layout = model::ParameterLayout::Make(
+      model::ModelConfig::From(spec.model(), spec.train().context()), 1);
+  std::mt19937_64 generator(seed);
+  std::normal_distribution<double> normal;
+  Tensors weights;
+  for (const model::ParameterUnit* unit : layout.Units()) {
+    for (const model::ParameterTensor& tensor : unit->tensors) {
+      const bool matrix = tensor.init_stddev != 0;
+      for (int64_t i = 0; i < tensor.num_elements; ++i) {
+        const double value = matrix ? tensor.init_stddev * normal(generator)
+                                    : tensor.init_value + 0.25 * normal(generator);
+        weights[tensor.name].push_back(static_cast<float>(value));
+      }
+    }
+  }
+  return weights;
 }
 
 absl::Status Collector::Add(Rank rank, const kernels::TensorView& shard, double scale) {

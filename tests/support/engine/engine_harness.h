@@ -27,6 +27,9 @@ struct SmallJob {
   int64_t hidden_size = 24, intermediate_size = 40, vocab_size = 37, num_layers = 2, context = 24;
   bool tie_embeddings = false;
   bool ulysses = false;
+  bool qk_norm = false;
+  bool qkv_bias = false;
+  bool bf16 = false;
   std::string backend = "cpu";
 };
 v1::JobSpec MakeSpec(const SmallJob& job);
@@ -60,6 +63,9 @@ absl::Status RunRanks(const RankThreads& threads, const std::function<absl::Stat
 // Overwrites this rank's shard with slices of full tensors (every tensor must be there), or
 // collects from it.
 absl::Status SetWeights(Rank rank, const Tensors& weights);
+// Reproducible weights of a plan's model in which every parameter matters: norm weights around one,
+// biases around zero, matrices at the plan's init_stddev.
+Tensors RandomWeights(const v1::RunPlan& plan, uint64_t seed);
 class Collector {
  public:
   // Adds this rank's pieces of a shard (weights(), gradients(), ..), each element times `scale`.

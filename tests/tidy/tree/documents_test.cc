@@ -6,8 +6,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <regex>
 #include <set>
+#include <sstream>
 
 #include "tests/tidy/tree/source_tree.h"
 
@@ -75,6 +77,35 @@ TEST(Documents, UpipeCommandsExist) {
   if (!std::filesystem::exists(binary)) GTEST_SKIP() << "the client is not built";
   CheckVerbs(std::regex(R"(^\s*(?:\$ )?(?:build/bin/)?upipe ([a-z]+))"),
              OutputOf("'" + binary + "' --help"), "upipe --help does not know the verb");
+}
+
+std::string TextOf(const std::string& path) {
+  std::ifstream file(std::filesystem::path(RepositoryRoot()) / path);
+  std::stringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+// tools/fresh_machine.sh leaves the version of every package that dev installs.
+TEST(Documents, TheFreshMachineHadTodaysPackages) {
+  const std::string dev = TextOf("dev");
+  std::smatch list;
+  ASSERT_TRUE(std::regex_search(dev, list, std::regex(R"(\nPACKAGES=\(([^)]*)\))")));
+  std::istringstream packages(list[1].str());
+  std::set<std::string> proven;
+  std::istringstream log(TextOf("docs/fresh-machine.log"));
+  static const std::regex version(R"(^  ([a-z0-9][a-z0-9+.-]+) [0-9]\S*$)");
+  std::smatch match;
+  for (std::string line; std::getline(log, line);) {
+    if (std::regex_match(line, match, version)) proven.insert(match[1].str());
+  }
+  std::string missing;
+  int num_packages = 0;
+  for (std::string package; packages >> package; ++num_packages) {
+    if (!proven.contains(package)) missing += " " + package;
+  }
+  EXPECT_EQ(missing, "") << "not in docs/fresh-machine.log; run tools/fresh_machine.sh";
+  EXPECT_GT(num_packages, 10);
 }
 
 TEST(Documents, RelativeLinksResolve) {

@@ -10,6 +10,8 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "client/report.h"
+#include "common/errors/rpc_error.h"
 #include "tests/unit/client/fake_coordinator.h"
 
 namespace upipe::client {
@@ -75,15 +77,72 @@ TEST_F(CommandsTest, SubmitChecksTheFileBeforeAskingAnyone) {
   EXPECT_EQ(Submit(console_, {.path = Sample(),
                               .overrides = {"parallel.heads_per_stage=6", "train.steps=x"}}),
             kExitWrongRequest);
-  EXPECT_THAT(err_.str(), AllOf(HasSubstr("'x' is not a whole number"),
+  EXPECT_THAT(err_.str(), AllOf(HasSubstr("\n--set: train.steps: 'x' is not a whole number"),
                                 HasSubstr("6 is not a multiple of the 4 ranks")));
   EXPECT_THAT(coordinator_.submitted, IsEmpty());
 }
 
-TEST_F(CommandsTest, SubmitPrintsProgressOrOneMessageNotBoth) {
-  EXPECT_EQ(Submit(console_, {.path = Sample(), .watch = true, .json = true}), kExitWrongRequest);
-  EXPECT_THAT(err_.str(), HasSubstr("choose one"));
-  EXPECT_THAT(coordinator_.submitted, IsEmpty());
+// Every line of text is one JSON value.
+std::vector<nlohmann::json> JsonLines(const std::string& text) {
+  std::vector<nlohmann::json> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.push_back(nlohmann::json::parse(line));
+  return lines;
+}
+
+TEST_F(CommandsTest, SubmitAndWatchInJsonIsAMessageALine) {
+  console_.json = true;
+  coordinator_.submit_answers = {JobIn(v1::JOB_STATE_QUEUED)};
+  coordinator_.watches = {{{Says(JobIn(v1::JOB_STATE_RUNNING)), Step(1, 5), Step(2, 4),
+                            Says(JobIn(v1::JOB_STATE_FAILED))},
+                           absl::OkStatus(),
+                           nullptr}};
+  EXPECT_EQ(Submit(console_, {.path = Sample(), .watch = true}), kExitFailed);
+  const std::vector<nlohmann::json> lines = JsonLines(out_.str());
+  ASSERT_THAT(lines, SizeIs(4));
+  EXPECT_EQ(lines[0].at("job").at("state"), "JOB_STATE_RUNNING");
+  EXPECT_EQ(lines[2].at("report").at("loss"), 4);
+  EXPECT_EQ(lines[3].at("job").at("state"), "JOB_STATE_FAILED");
+  JsonLines(err_.str());
+}
+
+TEST_F(CommandsTest, AWatchedJobThatEndsAtOnceIsALineToo) {
+  console_.json = true;
+  coordinator_.submit_answers = {JobIn(v1::JOB_STATE_SUCCEEDED)};
+  EXPECT_EQ(Submit(console_, {.path = Sample(), .watch = true}), kExitDone);
+  ASSERT_THAT(JsonLines(out_.str()), SizeIs(1));
+}
+
+TEST_F(CommandsTest, ErrorsInJsonHaveCodeReasonAndFields) {
+  console_.json = true;
+  coordinator_.jobs = {JobIn(v1::JOB_STATE_RUNNING, "demo-aaaaaa"),
+                       JobIn(v1::JOB_STATE_RUNNING, "demo-bbbbbb")};
+  EXPECT_EQ(Cancel(console_, "demo"), kExitWrongRequest);
+  coordinator_.submit_answers = {InvalidFields(
+      Reason::kSpecInvalid, {{"spec.name", "is too long"}, {"spec.data.path", "is\nempty"}})};
+  EXPECT_EQ(Submit(console_, {.path = Sample()}), kExitWrongRequest);
+  EXPECT_EQ(Submit(console_, {.path = "/nonexistent.yaml"}), kExitWrongRequest);
+  std::vector<nlohmann::json> errors;
+  for (const auto& line : JsonLines(err_.str())) {
+    if (line.contains("error")) errors.push_back(line.at("error"));
+  }
+  ASSERT_THAT(errors, SizeIs(3));
+  EXPECT_EQ(errors[0].at("code"), "INVALID_ARGUMENT");
+  EXPECT_EQ(errors[0].at("reason"), "JOB_AMBIGUOUS");
+  EXPECT_EQ(errors[0].at("domain"), "upipe");
+  EXPECT_EQ(errors[0].at("metadata").at("jobs"), "2");
+  EXPECT_EQ(errors[1].at("reason"), "SPEC_INVALID");
+  EXPECT_EQ(errors[1].at("field_violations").at(1).at("field"), "spec.data.path");
+  EXPECT_EQ(errors[2].at("reason"), "JOB_FILE_UNREADABLE");
+  EXPECT_EQ(out_.str(), "");
+}
+
+TEST_F(CommandsTest, WrongFieldsAreTextOneALine) {
+  coordinator_.submit_answers = {InvalidFields(
+      Reason::kSpecInvalid, {{"spec.name", "is too long"}, {"spec.data.path", "is\x1b[2J empty"}})};
+  EXPECT_EQ(Submit(console_, {.path = Sample()}), kExitWrongRequest);
+  EXPECT_THAT(err_.str(),
+              HasSubstr("\n  spec.name: is too long\n  spec.data.path: is [2J empty\n"));
 }
 
 TEST_F(CommandsTest, SubmitAwaitsThePlan) {
@@ -136,7 +195,8 @@ TEST_F(CommandsTest, SubmitDoesNotRepeatARefusal) {
 
 TEST_F(CommandsTest, JsonIsTheMessageWithProtoNames) {
   coordinator_.submit_answers = {JobIn(v1::JOB_STATE_QUEUED)};
-  EXPECT_EQ(Submit(console_, {.path = Sample(), .json = true}), kExitDone);
+  console_.json = true;
+  EXPECT_EQ(Submit(console_, {.path = Sample()}), kExitDone);
   const auto json = nlohmann::json::parse(out_.str());
   EXPECT_EQ(json.at("id"), "demo-abcdef");
   EXPECT_EQ(json.at("state"), "JOB_STATE_QUEUED");
@@ -153,7 +213,7 @@ TEST_F(CommandsTest, JobsAreFoundByUniqueBeginning) {
   EXPECT_THAT(coordinator_.cancelled, ElementsAre("demo-bbbbbb", "tiny-cccccc"));
   EXPECT_EQ(Cancel(console_, "demo"), kExitWrongRequest);
   EXPECT_THAT(err_.str(), HasSubstr("'demo' begins the ids of 2 jobs: demo-aaaaaa, demo-bbbbbb"));
-  EXPECT_EQ(Describe(console_, "nope", false), kExitWrongRequest);
+  EXPECT_EQ(Describe(console_, "nope"), kExitWrongRequest);
   EXPECT_THAT(err_.str(), HasSubstr("no job's id is or begins with 'nope'"));
   EXPECT_THAT(coordinator_.cancelled, SizeIs(2));
 }
@@ -170,8 +230,31 @@ TEST_F(CommandsTest, ListReadsEveryPage) {
   for (const char* id : {"a-aaaaaa", "b-bbbbbb", "c-cccccc", "d-dddddd", "e-eeeeee"}) {
     coordinator_.jobs.push_back(JobIn(v1::JOB_STATE_RUNNING, id));
   }
-  EXPECT_EQ(List(console_, true), kExitDone);
+  console_.json = true;
+  EXPECT_EQ(List(console_, {}), kExitDone);
   EXPECT_EQ(nlohmann::json::parse(out_.str()).at("jobs").size(), 5u);
+}
+
+TEST_F(CommandsTest, ListAsksForWhatItShows) {
+  for (const char* id : {"a-aaaaaa", "b-bbbbbb", "c-cccccc", "d-dddddd", "e-eeeeee"}) {
+    coordinator_.jobs.push_back(JobIn(v1::JOB_STATE_RUNNING, id));
+  }
+  console_.json = true;
+  EXPECT_EQ(List(console_, {.states = {v1::JOB_STATE_RUNNING, v1::JOB_STATE_QUEUED},
+                            .since = absl::FromUnixMillis(5),
+                            .until = absl::FromUnixMillis(7),
+                            .limit = 3}),
+            kExitDone);
+  EXPECT_EQ(nlohmann::json::parse(out_.str()).at("jobs").size(), 3u);
+  ASSERT_THAT(coordinator_.listed, SizeIs(2));
+  const v1::ListJobsRequest& request = coordinator_.listed[1];
+  EXPECT_THAT(request.states(), ElementsAre(v1::JOB_STATE_RUNNING, v1::JOB_STATE_QUEUED));
+  EXPECT_EQ(request.submitted_from_unix_millis(), 5);
+  EXPECT_EQ(request.submitted_until_unix_millis(), 7);
+  EXPECT_EQ(request.page_size(), 1);
+  EXPECT_EQ(List(console_, {.name = "d"}), kExitDone);
+  EXPECT_EQ(coordinator_.listed.back().id_prefix(), "d");
+  EXPECT_FALSE(coordinator_.listed.back().has_submitted_from_unix_millis());
 }
 
 TEST_F(CommandsTest, WaitReturnsTheOutcome) {
@@ -220,7 +303,7 @@ TEST_F(CommandsTest, WatchSurvivesLostConnections) {
 
 TEST_F(CommandsTest, WatchStopsAtAnErrorThatIsNoOutage) {
   coordinator_.jobs = {JobIn(v1::JOB_STATE_RUNNING)};
-  coordinator_.watches = {{{}, absl::NotFoundError("no job demo-abcdef"), nullptr}};
+  coordinator_.watches = {{{}, RpcError(Reason::kJobNotFound, "no job demo-abcdef"), nullptr}};
   EXPECT_EQ(Watch(console_, "demo-abcdef"), kExitWrongRequest);
   EXPECT_THAT(pauses_, IsEmpty());
 }
@@ -263,14 +346,63 @@ v1::LogsResponse Chunk(int64_t offset, const std::string& data, const std::strin
   return chunk;
 }
 
+FakeCoordinator::WatchScript Began() {
+  return {{Says(JobIn(v1::JOB_STATE_STARTING))}, absl::OkStatus(), nullptr};
+}
+FakeCoordinator::WatchScript Ended() {
+  return {{Says(JobIn(v1::JOB_STATE_RUNNING)), Says(JobIn(v1::JOB_STATE_SUCCEEDED))},
+          absl::OkStatus(),
+          nullptr};
+}
+
+TEST_F(CommandsTest, FollowedLogsWaitForTheJobToStart) {
+  coordinator_.jobs = {JobIn(v1::JOB_STATE_QUEUED)};
+  v1::Job queued = JobIn(v1::JOB_STATE_QUEUED);
+  queued.set_reason("needs 4 slots, 2 are free");
+  coordinator_.watches = {{{Says(queued), Says(queued), Says(JobIn(v1::JOB_STATE_STARTING))},
+                           absl::OkStatus(),
+                           nullptr},
+                          Ended()};
+  coordinator_.logs = {{{}, RpcError(Reason::kLogNotFound, "no log of that rank")},
+                       {{Chunk(0, "one\n")}, absl::OkStatus()}};
+  EXPECT_EQ(Logs(console_, {.job = "demo", .follow = true}), kExitDone);
+  EXPECT_EQ(out_.str(), "one\n");
+  EXPECT_THAT(err_.str(), AllOf(HasSubstr("is QUEUED"), HasSubstr("needs 4 slots, 2 are free"),
+                                testing::EndsWith("upipe: demo-abcdef SUCCEEDED after 5.0 s\n")));
+  EXPECT_THAT(pauses_, SizeIs(1));
+}
+
+TEST_F(CommandsTest, LogsOfAWorkerThatIsAwayFailAtOnce) {
+  coordinator_.jobs = {JobIn(v1::JOB_STATE_RUNNING)};
+  for (const Reason reason : {Reason::kWorkerDisconnected, Reason::kWorkerLost}) {
+    coordinator_.logs = {{{}, RpcError(reason, "worker b keeps this log and is away")}};
+    EXPECT_EQ(Logs(console_, {.job = "demo"}), kExitFailed);
+  }
+  EXPECT_THAT(pauses_, IsEmpty());
+  EXPECT_THAT(err_.str(), HasSubstr("upipe: worker b keeps this log and is away\n"));
+}
+
+TEST_F(CommandsTest, ALogBeingReadOutlivesItsWorkersRestartButNotItsLoss) {
+  coordinator_.jobs = {JobIn(v1::JOB_STATE_RUNNING)};
+  coordinator_.logs = {{{Chunk(0, "one\n")}, RpcError(Reason::kLogBrokenOff, "broke off")},
+                       {{}, RpcError(Reason::kWorkerDisconnected, "away")},
+                       {{Chunk(4, "two\n")}, RpcError(Reason::kLogBrokenOff, "broke off")},
+                       {{}, RpcError(Reason::kWorkerLost, "worker b is lost")}};
+  EXPECT_EQ(Logs(console_, {.job = "demo"}), kExitFailed);
+  EXPECT_EQ(out_.str(), "one\ntwo\n");
+  EXPECT_THAT(err_.str(), HasSubstr("worker b is lost"));
+  EXPECT_THAT(pauses_, SizeIs(3));
+}
+
 TEST_F(CommandsTest, LogsResumeWhereTheConnectionBroke) {
   coordinator_.jobs = {JobIn(v1::JOB_STATE_RUNNING)};
+  coordinator_.watches = {Began(), Ended()};
   coordinator_.logs = {
       {{Chunk(0, "one\n"), Chunk(4, "tw")}, absl::UnavailableError("gone")},
       {{Chunk(6, "o\n"), Chunk(20, "three\n", "bytes 8 to 20 are missing")}, absl::OkStatus()}};
   EXPECT_EQ(Logs(console_, {.job = "demo", .rank = 1, .follow = true}), kExitDone);
   EXPECT_EQ(out_.str(), "one\ntwo\nthree\n");
-  EXPECT_THAT(err_.str(), HasSubstr("[bytes 8 to 20 are missing]"));
+  EXPECT_EQ(err_.str(), "[bytes 8 to 20 are missing]\nupipe: demo-abcdef SUCCEEDED after 5.0 s\n");
   ASSERT_THAT(coordinator_.log_requests, SizeIs(2));
   EXPECT_EQ(coordinator_.log_requests[1].offset(), 6);
   EXPECT_EQ(coordinator_.log_requests[1].rank(), 1);
@@ -279,6 +411,7 @@ TEST_F(CommandsTest, LogsResumeWhereTheConnectionBroke) {
 
 TEST_F(CommandsTest, LogsTailPrintsTheLastLinesThenFollows) {
   coordinator_.jobs = {JobIn(v1::JOB_STATE_RUNNING)};
+  coordinator_.watches = {Began(), Ended()};
   coordinator_.logs = {{{Chunk(100, "a\nb\n"), Chunk(104, "c\nd\n")}, absl::OkStatus()},
                        {{Chunk(108, "e\n")}, absl::OkStatus()}};
   EXPECT_EQ(Logs(console_, {.job = "demo", .follow = true, .tail = 3}), kExitDone);
@@ -291,6 +424,7 @@ TEST_F(CommandsTest, LogsTailPrintsTheLastLinesThenFollows) {
 
 TEST_F(CommandsTest, TheTailOfAnEmptyLogIsFollowedFromItsStart) {
   coordinator_.jobs = {JobIn(v1::JOB_STATE_RUNNING)};
+  coordinator_.watches = {Began(), Ended()};
   coordinator_.logs = {{{Chunk(-512, "")}, absl::OkStatus()},
                        {{Chunk(0, ""), Chunk(0, "first\n")}, absl::OkStatus()}};
   EXPECT_EQ(Logs(console_, {.job = "demo", .follow = true, .tail = 1}), kExitDone);

@@ -8,9 +8,11 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "client/rpc/coordinator_client.h"
 #include "common/clock.h"
+#include "common/errors/rpc_error.h"
 
 namespace upipe::client {
 
@@ -38,14 +40,20 @@ class FakeCoordinator : public CoordinatorClient {
     for (const v1::Job& job : jobs) {
       if (job.id() == id) return job;
     }
-    return absl::NotFoundError(absl::StrCat("no job ", id));
+    return RpcError(Reason::kJobNotFound, absl::StrCat("no job ", id));
   }
-  // Pages of two.
+  // Pages of two; filters by the beginning of ids only.
   absl::StatusOr<v1::ListJobsResponse> ListJobs(const v1::ListJobsRequest& request) override {
+    listed.push_back(request);
+    std::vector<v1::Job> found;
+    for (const v1::Job& job : jobs) {
+      if (absl::StartsWith(job.id(), request.id_prefix())) found.push_back(job);
+    }
     const size_t from = request.page_token().empty() ? 0 : std::stoul(request.page_token());
+    const size_t size = request.page_size() == 1 ? 1 : 2;
     v1::ListJobsResponse page;
-    for (size_t i = from; i < jobs.size() && i < from + 2; ++i) *page.add_jobs() = jobs[i];
-    if (from + 2 < jobs.size()) page.set_next_page_token(absl::StrCat(from + 2));
+    for (size_t i = from; i < found.size() && i < from + size; ++i) *page.add_jobs() = found[i];
+    if (from + size < found.size()) page.set_next_page_token(absl::StrCat(from + size));
     return page;
   }
   absl::StatusOr<v1::Job> Cancel(const std::string& id) override {
@@ -76,6 +84,7 @@ class FakeCoordinator : public CoordinatorClient {
   std::deque<WatchScript> watches;
   std::deque<std::pair<std::vector<v1::LogsResponse>, absl::Status>> logs;
   std::vector<v1::SubmitRequest> submitted;
+  std::vector<v1::ListJobsRequest> listed;
   std::vector<std::string> cancelled;
   std::vector<std::pair<std::string, absl::Duration>> watched;
   std::vector<v1::LogsRequest> log_requests;

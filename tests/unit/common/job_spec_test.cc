@@ -1,6 +1,7 @@
 #include "common/spec/job_spec.h"
 
 #include <gmock/gmock.h>
+#include <google/protobuf/text_format.h>
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -64,6 +65,15 @@ TEST(JobSpec, DefaultsAreThoseOfTheProto) {
   EXPECT_EQ(spec.train().eval_every(), 0);
   EXPECT_EQ(spec.train().eval_sequences(), 1);
   EXPECT_FALSE(spec.train().has_memory_per_rank());
+  EXPECT_EQ(spec.train().dtype(), v1::DTYPE_FP32);
+  EXPECT_EQ(spec.memory().attention_output(), v1::ATTENTION_OUTPUT_RECOMPUTE);
+  EXPECT_TRUE(spec.model().has_qk_norm());
+  EXPECT_FALSE(spec.model().qk_norm());
+  EXPECT_TRUE(spec.model().has_qkv_bias());
+  EXPECT_FALSE(spec.model().qkv_bias());
+  EXPECT_FALSE(spec.model().has_window());
+  EXPECT_FALSE(spec.model().has_max_position());
+  EXPECT_FALSE(spec.model().rope().has_yarn());
 }
 
 TEST(JobSpec, DefaultsKeepWhatIsGiven) {
@@ -84,6 +94,15 @@ TEST(JobSpec, AnEmptySpecNamesItsMissingSections) {
   for (const Violation& violation : ValidateJobSpec(v1::JobSpec()))
     fields.push_back(violation.field);
   EXPECT_THAT(fields, ElementsAre("name", "model", "data", "parallel", "train"));
+}
+
+// Sets model.rope to what `text` says, in text format.
+std::function<void(v1::JobSpec&)> Scaling(const char* text) {
+  return [text](v1::JobSpec& spec) {
+    EXPECT_TRUE(
+        google::protobuf::TextFormat::ParseFromString(text, spec.mutable_model()->mutable_rope()))
+        << text;
+  };
 }
 
 struct Case {
@@ -131,6 +150,54 @@ const Case kCases[] = {
        llama3.set_original_context(8192);
      },
      "4 is not above low_freq_factor 4"},
+    {"model.rope.theta", [](v1::JobSpec& s) { s.mutable_model()->mutable_rope()->set_theta(1e16); },
+     "1e+16 is not a number above 1, at most 1e+15"},
+    {"model.rope.llama3.factor",
+     Scaling("llama3 { factor: 0.5 low_freq_factor: 1 "
+             "high_freq_factor: 4 original_context: 8192 }"),
+     "is required: a number from 1 to 1,048,576; it is 0.5"},
+    {"model.rope.linear.factor", Scaling("linear {}"), "it is 0"},
+    {"model.rope.linear.factor", Scaling("linear { factor: nan }"), "it is nan"},
+    {"model.rope.linear.factor", Scaling("linear { factor: 2e6 }"), "it is 2e+06"},
+    {"model.rope.dynamic.factor", Scaling("dynamic { factor: inf original_context: 1 }"),
+     "it is inf"},
+    {"model.rope.dynamic.original_context", Scaling("dynamic { factor: 2 }"), "is required"},
+    {"model.rope.dynamic",
+     [](v1::JobSpec& s) {
+       Scaling("dynamic { factor: 2 original_context: 8192 }")(s);
+       s.mutable_model()->set_head_dim(2);
+     },
+     "head_dim is 2"},
+    {"model.rope.yarn.factor", Scaling("yarn { factor: 0 original_context: 8192 }"), "it is 0"},
+    {"model.rope.yarn.original_context", Scaling("yarn { factor: 2 }"), "is required"},
+    {"model.rope.yarn.beta_fast",
+     Scaling("yarn { factor: 2 original_context: 8192 beta_fast: 3 beta_slow: 3 }"),
+     "3 is not above beta_slow 3"},
+    {"model.rope.yarn.beta_slow", Scaling("yarn { factor: 2 original_context: 8192 beta_slow: 0 }"),
+     "above 0"},
+    {"model.rope.yarn.attention_factor",
+     Scaling("yarn { factor: 2 original_context: 8192 attention_factor: 0 }"), "above 0"},
+    {"model.rope.dynamic",
+     Scaling("linear { factor: 2 } dynamic { factor: 2 original_context: 8192 }"),
+     "is given beside linear; at most one scaling of llama3, linear, dynamic, yarn"},
+    {"model.window", [](v1::JobSpec& s) { s.mutable_model()->set_window(8191); },
+     "window 8,191 is below the context 8,192: no method of this version computes a sliding"},
+    {"model.window", [](v1::JobSpec& s) { s.mutable_model()->set_window(0); }, "0 is outside"},
+    {"model.max_position", [](v1::JobSpec& s) { s.mutable_model()->set_max_position(0); },
+     "0 is outside 1 to 1,073,741,824"},
+    {"model.preset", [](v1::JobSpec& s) { s.mutable_model()->set_preset("llama3-9b"); },
+     "'llama3-9b' is unknown; did you mean 'llama3-8b'?"},
+    {"model.hf_config", [](v1::JobSpec& s) { s.mutable_model()->set_hf_config("config.json"); },
+     "only whoever reads the job file can open"},
+    {"memory.attention_output",
+     [](v1::JobSpec& s) {
+       s.mutable_memory()->set_attention_output(static_cast<v1::AttentionOutput>(3));
+     },
+     "3 is neither recompute nor device"},
+    {"train.dtype", [](v1::JobSpec& s) { s.mutable_train()->set_dtype(static_cast<v1::Dtype>(7)); },
+     "7 is neither fp32 nor bf16"},
+    {"train.dtype", [](v1::JobSpec& s) { s.mutable_train()->set_dtype(v1::DTYPE_UNSPECIFIED); },
+     "0 is neither"},
     {"data.path", [](v1::JobSpec& s) { s.mutable_data()->set_path(""); }, "upipe data pack"},
     {"parallel.ranks", [](v1::JobSpec& s) { s.mutable_parallel()->set_ranks(1025); },
      "1,025 is outside"},
@@ -282,6 +349,103 @@ TEST(JobSpec, WarnsOfIdleAndUnevenRanksAndPadding) {
   spec.mutable_train()->set_context(8190);
   EXPECT_EQ(PaddedContext(spec), 8192);
   EXPECT_THAT(JobSpecWarnings(spec), ElementsAre(HasSubstr("padded by 2 tokens")));
+}
+
+v1::JobSpec PresetSpec(const char* preset) {
+  v1::JobSpec spec = LegalSpec();
+  spec.mutable_model()->Clear();
+  spec.mutable_model()->set_preset(preset);
+  return spec;
+}
+
+TEST(JobSpec, APresetFillsWhatIsNotGiven) {
+  v1::JobSpec spec = PresetSpec("llama3.1-8b");
+  EXPECT_THAT(ValidateJobSpec(spec), IsEmpty());
+  v1::ModelSpec model = WithDefaults(spec).model();
+  EXPECT_EQ(model.preset(), "llama3.1-8b");
+  EXPECT_EQ(model.num_layers(), 32);
+  EXPECT_EQ(model.rope().llama3().factor(), 8);
+  EXPECT_EQ(model.max_position(), 131072);
+  spec.mutable_model()->set_num_layers(4);
+  spec.mutable_model()->set_tie_embeddings(true);
+  spec.mutable_model()->mutable_rope()->set_theta(1e6);
+  spec.mutable_model()->mutable_rope()->mutable_llama3()->set_factor(16);
+  model = WithDefaults(spec).model();
+  EXPECT_EQ(model.num_layers(), 4);
+  EXPECT_EQ(model.hidden_size(), 4096);
+  EXPECT_TRUE(model.tie_embeddings());
+  EXPECT_EQ(model.rope().theta(), 1e6);
+  EXPECT_EQ(model.rope().llama3().factor(), 16);
+  EXPECT_EQ(model.rope().llama3().original_context(), 8192);
+}
+
+TEST(JobSpec, AScalingOfAnotherKindReplacesThePresets) {
+  v1::JobSpec spec = PresetSpec("llama3.1-8b");
+  spec.mutable_model()->mutable_rope()->mutable_yarn()->set_factor(4);
+  spec.mutable_model()->mutable_rope()->mutable_yarn()->set_original_context(8192);
+  EXPECT_THAT(ValidateJobSpec(spec), IsEmpty());
+  EXPECT_FALSE(WithDefaults(spec).model().rope().has_llama3());
+}
+
+TEST(JobSpec, YarnDefaultsAreThoseOfThePaper) {
+  v1::JobSpec spec = LegalSpec();
+  Scaling("yarn { factor: 4 original_context: 8192 }")(spec);
+  const v1::YarnRopeScaling yarn = WithDefaults(spec).model().rope().yarn();
+  EXPECT_EQ(yarn.beta_fast(), 32);
+  EXPECT_EQ(yarn.beta_slow(), 1);
+  EXPECT_NEAR(yarn.attention_factor(), 1.138629436111989, 1e-15);  // 0.1 ln 4 + 1
+  EXPECT_TRUE(yarn.truncate());
+}
+
+TEST(JobSpec, AnUnknownPresetIsTheOnlyViolation) {
+  EXPECT_EQ(ValidateJobSpec(PresetSpec("none")).size(), 1u);
+  v1::JobSpec spec = LegalSpec();
+  spec.mutable_model()->Clear();
+  spec.mutable_model()->set_hf_config("x");
+  EXPECT_EQ(ValidateJobSpec(spec).size(), 1u);
+}
+
+TEST(JobSpec, AWindowOfTheWholeContextIsNone) {
+  v1::JobSpec spec = LegalSpec();
+  spec.mutable_model()->set_window(8192);
+  EXPECT_THAT(ValidateJobSpec(spec), IsEmpty());
+}
+
+TEST(JobSpec, WarnsOfPositionsBeyondWhatWasTrained) {
+  v1::JobSpec spec = PresetSpec("qwen3-8b");
+  spec.mutable_train()->set_context(40960);
+  EXPECT_THAT(JobSpecWarnings(spec), IsEmpty());
+  spec.mutable_train()->set_context(1 << 20);
+  EXPECT_THAT(JobSpecWarnings(spec),
+              ElementsAre(testing::AllOf(
+                  HasSubstr("train.context 1,048,576 is above the 40,960 positions the model was "
+                            "trained for (model.max_position)"),
+                  HasSubstr("yarn: {factor: 26, original_context: 40K}"))));
+  Scaling("yarn { factor: 26 original_context: 40960 }")(spec);
+  EXPECT_THAT(JobSpecWarnings(spec), IsEmpty());
+  spec.mutable_model()->mutable_rope()->mutable_yarn()->set_factor(25);
+  EXPECT_THAT(JobSpecWarnings(spec),
+              ElementsAre(HasSubstr("1,048,576 is above the 1,024,000 positions that model.rope "
+                                    "scales to: raise its factor")));
+}
+
+TEST(JobSpec, EachScalingReachesItsFactorTimesTheOriginal) {
+  for (const char* rope : {"llama3 { factor: 4 low_freq_factor: 1 high_freq_factor: 4 "
+                           "original_context: 8192 }",
+                           "linear { factor: 4 }", "dynamic { factor: 4 original_context: 8192 }",
+                           "yarn { factor: 4 original_context: 8192 }"}) {
+    v1::JobSpec spec = LegalSpec();
+    spec.mutable_model()->set_max_position(8192);
+    Scaling(rope)(spec);
+    spec.mutable_train()->set_context(32768);
+    EXPECT_THAT(JobSpecWarnings(spec), IsEmpty()) << rope;
+    spec.mutable_train()->set_context(32772);
+    EXPECT_THAT(JobSpecWarnings(spec), ElementsAre(HasSubstr("above the 32,768"))) << rope;
+  }
+  // Llama 3.1 was trained on to 128K, beyond 8 x 8K.
+  v1::JobSpec spec = PresetSpec("llama3.1-8b");
+  spec.mutable_train()->set_context(131072);
+  EXPECT_THAT(JobSpecWarnings(spec), IsEmpty());
 }
 
 }  // namespace

@@ -3,8 +3,11 @@
 #include <gmock/gmock.h>
 #include <google/protobuf/util/message_differencer.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <limits>
 #include <string>
 #include <vector>
@@ -92,8 +95,8 @@ struct Case {
 const Case kCases[] = {
     {"  num_heads: 8",
      "  num_head: 8",
-     {"job.yaml:6: model.num_head: unknown field; did you mean 'num_heads'?",
-      "job.yaml:2: model.num_heads: is required"}},
+     {"job.yaml:2: model.num_heads: is required",
+      "job.yaml:6: model.num_head: unknown field; did you mean 'num_heads'?"}},
     {"  steps: 60",
      "  steps: 60\n  colour: red",
      {"job.yaml:19: train.colour: unknown field; known: context, steps, seed"}},
@@ -173,6 +176,24 @@ const Case kCases[] = {
      "[a, b]: 60",
      {"job.yaml:18: train: a field name is expected, but a list is given"}},
     {"name: demo", "name: Demo", {"job.yaml:1: name: must be 1 to 63 lower-case"}},
+    {"steps: 60", "steps: 60\n  dtype: fp16", {"job.yaml:19: train.dtype: 'fp16' is unknown"}},
+    {"steps: 60", "steps: 60\n  dtype: FP32", {"job.yaml:19: train.dtype: 'FP32' is unknown"}},
+    {"head_dim: 16",
+     "head_dim: 16\n  window: 4K",
+     {"job.yaml:9: model.window: window 4,096 is below the context 8,192: no method"}},
+    {"head_dim: 16",
+     "head_dim: 16\n  rope: {linear: {factor: 2},\n    yarn: {factor: 2, original_context: 1K}}",
+     {"job.yaml:10: model.rope.yarn: is given beside linear; at most one scaling"}},
+    {"model:\n",
+     "model:\n  preset: llama3-9b\n",
+     {"job.yaml:3: model.preset: 'llama3-9b' is unknown; did you mean 'llama3-8b'?"}},
+    {"model:\n",
+     "model:\n  preset: llama3-8b\n  hf_config: config.json\n",
+     {"job.yaml:4: model.hf_config: names a file that only whoever reads the job file can open"}},
+    {"num_layers: 2",
+     "num_layers: 0\n  preset: llama3-8b",
+     {"job.yaml:5: model.num_layers: is 0; give a number above it or remove the line"}},
+    {"steps: 60", "steps: 0", {"job.yaml:18: train.steps: is 0; give a number above it"}},
 };
 
 TEST(YamlSpec, EachViolationNamesLinePathAndReason) {
@@ -225,7 +246,7 @@ TEST(YamlSpec, RefusesAliasesTagsAndDeepNesting) {
               ElementsAre(HasSubstr("is no YAML")));
 }
 
-TEST(YamlSpec, AllViolationsComeAtOnceInOrder) {
+TEST(YamlSpec, AllViolationsComeAtOnceInOrderOfLines) {
   std::string text = Replaced("  num_heads: 8", "  num_heads: eight");
   text = absl::StrReplaceAll(
       text,
@@ -233,10 +254,10 @@ TEST(YamlSpec, AllViolationsComeAtOnceInOrder) {
   EXPECT_THAT(
       ErrorsOf(text),
       ElementsAre(StartsWith("job.yaml:6: model.num_heads: 'eight'"),
-                  StartsWith("job.yaml:13: parallel.ranks: auto"),
-                  StartsWith("job.yaml:18: train.stepz: unknown field; did you mean 'steps'?"),
                   StartsWith("job.yaml:8: model.head_dim: 15 is odd"),
-                  StartsWith("job.yaml:16: train.steps: is required")));
+                  StartsWith("job.yaml:13: parallel.ranks: auto"),
+                  StartsWith("job.yaml:16: train.steps: is required"),
+                  StartsWith("job.yaml:18: train.stepz: unknown field; did you mean 'steps'?")));
 }
 
 TEST(YamlSpec, OverridesComeAfterTheFile) {
@@ -249,6 +270,23 @@ TEST(YamlSpec, OverridesComeAfterTheFile) {
   EXPECT_EQ(spec->data().path(), "/a=b");
   EXPECT_EQ(spec->train().context(), 1024);
   EXPECT_EQ(spec->parallel().heads_per_stage(), 8);
+}
+
+TEST(YamlSpec, AnEmptyOverrideUnsetsAFieldOrASection) {
+  const std::string text = absl::StrCat(kLegal, "  seed: 5\noptimizer:\n  eps: 1e-6\n");
+  const auto spec =
+      ParseJobSpecYaml(text, "job.yaml",
+                       {"parallel.method=ulysses", "parallel.heads_per_stage=", "train.seed=",
+                        "optimizer=", "model.rope.llama3=", "train.seed=7", "train.seed="});
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_FALSE(spec->parallel().has_heads_per_stage());
+  EXPECT_FALSE(spec->train().has_seed());
+  EXPECT_FALSE(spec->has_optimizer());
+  EXPECT_FALSE(spec->model().has_rope());  // nothing was there, nothing is made
+  EXPECT_THAT(ErrorsOf(kLegal, {"train.steps=", "model.rope.llama4.factor=", "name.x="}),
+              ElementsAre(StartsWith("--set: model.rope.llama4: unknown field"),
+                          StartsWith("--set: name: is a single value"),
+                          StartsWith("--set: train.steps: is required")));
 }
 
 TEST(YamlSpec, AnOverrideSuppliesWhatTheFileLacks) {
@@ -300,6 +338,103 @@ TEST(YamlSpec, WordsYamlWouldMisreadAreQuoted) {
   }
 }
 
+constexpr char kPreset[] = R"(name: demo
+model:
+  preset: llama3.1-8b
+data: {path: out/demo/data}
+parallel: {ranks: 4, method: upipe, heads_per_stage: 4}
+train: {context: 8K, steps: 60, dtype: bf16}
+)";
+
+TEST(YamlSpec, APresetIsEnough) {
+  const auto spec = ParseJobSpecYaml(kPreset, "job.yaml");
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->train().dtype(), v1::DTYPE_BF16);
+  EXPECT_EQ(spec->model().num_layers(), 0);  // defaults are not filled in here
+  EXPECT_EQ(WithDefaults(*spec).model().num_layers(), 32);
+}
+
+TEST(YamlSpec, ViolationsOfAPresetsFieldsAreOnItsLine) {
+  EXPECT_THAT(ErrorsOf(kPreset, {"parallel.ranks=64"}),
+              ElementsAre(StartsWith("job.yaml:5: parallel.heads_per_stage: 4 is below the 64")));
+  EXPECT_THAT(ErrorsOf(kPreset, {"model.num_heads=20"}),
+              ElementsAre(StartsWith("job.yaml:3: model.num_kv_heads: 8 does not divide")));
+}
+
+TEST(YamlSpec, AnUnknownPresetHidesNoOtherViolation) {
+  EXPECT_THAT(ErrorsOf(absl::StrReplaceAll(
+                  kPreset, {{"llama3.1-8b", "gpt-5\n  head_dim: 15"}, {"steps: 60", "stepz: 60"}})),
+              ElementsAre(StartsWith("job.yaml:3: model.preset: 'gpt-5' is unknown; known: tiny"),
+                          StartsWith("job.yaml:4: model.head_dim: 15 is odd"),
+                          StartsWith("job.yaml:7: train.stepz: unknown field"),
+                          StartsWith("job.yaml:7: train.steps: is required")));
+}
+
+absl::StatusOr<v1::JobSpec> WithConfig(absl::string_view yaml, const std::string& json,
+                                       const std::vector<std::string>& overrides = {}) {
+  return ParseJobSpecYaml(yaml, "job.yaml", overrides,
+                          [&](const std::string& path) -> absl::StatusOr<std::string> {
+                            EXPECT_EQ(path, "models/config.json");
+                            if (json.empty()) return absl::NotFoundError("cannot read it");
+                            return json;
+                          });
+}
+
+std::string HfYaml() {
+  return absl::StrReplaceAll(kPreset, {{"preset: llama3.1-8b", "hf_config: models/config.json"}});
+}
+
+TEST(YamlSpec, AConfigFileIsReplacedByWhatItSays) {
+  const auto spec =
+      WithConfig(HfYaml(), R"({"model_type": "qwen3", "num_attention_heads": 64})",
+                 {"model.num_layers=3", "model.tie_embeddings=true", "model.rope.yarn.factor=2",
+                  "model.rope.yarn.original_context=32K"});
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->model().hf_config(), "");
+  EXPECT_EQ(spec->model().num_heads(), 64);
+  EXPECT_EQ(spec->model().num_layers(), 3);
+  EXPECT_TRUE(spec->model().tie_embeddings());
+  EXPECT_TRUE(spec->model().qk_norm());
+  EXPECT_EQ(spec->model().rope().theta(), 10000);
+  EXPECT_EQ(spec->model().rope().yarn().original_context(), 32768);
+}
+
+TEST(YamlSpec, EachProblemOfAConfigFileIsOnItsLine) {
+  const auto spec =
+      WithConfig(HfYaml(), R"({"model_type": "llama", "hidden_act": "relu", "num_experts": 8})",
+                 {"train.steps=-1"});
+  ASSERT_FALSE(spec.ok());
+  EXPECT_EQ(spec.status().message(),
+            "job.yaml:3: model.hf_config: models/config.json: hidden_act: 'relu' is not supported; "
+            "only silu is\n"
+            "job.yaml:3: model.hf_config: models/config.json: num_experts: is part of a mixture of "
+            "experts, which this version does not compute\n"
+            "--set: train.steps: -1 is outside 1 to 2,147,483,648");
+  EXPECT_EQ(WithConfig(HfYaml(), "{").status().message().substr(0, 67),
+            "job.yaml:3: model.hf_config: models/config.json is no JSON: parse e");
+  EXPECT_EQ(WithConfig(HfYaml(), "").status().message(),
+            "job.yaml:3: model.hf_config: cannot read it");
+  EXPECT_THAT(std::string(WithConfig(HfYaml(), R"({"model_type": "mistral"})").status().message()),
+              StartsWith("job.yaml:3: model.window: window 4,096 is below the context 8,192"));
+  EXPECT_EQ(WithConfig(HfYaml(), "{}", {"model.preset=tiny"}).status().message(),
+            "job.yaml:3: model.hf_config: is given beside model.preset tiny; keep one");
+}
+
+TEST(YamlSpec, AConfigFileIsRelativeToTheJobFile) {
+  const std::filesystem::path folder =
+      std::filesystem::path(testing::TempDir()) / absl::StrCat("spec_test_", getpid());
+  std::filesystem::create_directories(folder / "models");
+  std::ofstream(folder / "job.yaml") << HfYaml();
+  const std::string job = (folder / "job.yaml").string();
+  EXPECT_THAT(std::string(ReadJobSpecFile(job).status().message()),
+              AllOf(StartsWith(absl::StrCat(job, ":3: model.hf_config: cannot read ")),
+                    HasSubstr("models/config.json")));
+  std::ofstream(folder / "models/config.json") << R"({"model_type": "qwen3"})";
+  const auto spec = ReadJobSpecFile(job);
+  EXPECT_TRUE(spec.ok()) << spec.status();
+  std::filesystem::remove_all(folder);
+}
+
 TEST(YamlSpec, UnreadableFilesAreNamed) {
   const auto missing = ReadJobSpecFile("/nonexistent/job.yaml");
   EXPECT_EQ(missing.status().code(), absl::StatusCode::kNotFound);
@@ -310,11 +445,16 @@ TEST(YamlSpec, UnreadableFilesAreNamed) {
 TEST(YamlSpec, SamplesAreLegal) {
   const char* source = std::getenv("UPIPE_SOURCE_DIR");
   ASSERT_NE(source, nullptr) << "run through ctest";
-  for (const char* name : {"demo", "tiny"}) {
-    const auto spec = ReadJobSpecFile(absl::StrCat(source, "/deploy/samples/", name, ".yaml"));
+  int samples = 0;
+  for (const auto& entry :
+       std::filesystem::directory_iterator(absl::StrCat(source, "/deploy/samples"))) {
+    if (entry.path().extension() != ".yaml") continue;
+    ++samples;
+    const auto spec = ReadJobSpecFile(entry.path().string());
     ASSERT_TRUE(spec.ok()) << spec.status();
-    EXPECT_TRUE(JobSpecWarnings(*spec).empty());
+    EXPECT_THAT(JobSpecWarnings(*spec), testing::IsEmpty()) << entry.path();
   }
+  EXPECT_GE(samples, 6);
 }
 
 }  // namespace

@@ -244,6 +244,32 @@ TEST_F(JobStates, AllExitZeroSucceedsWhenAllAreGone) {
   EXPECT_FALSE(core_.job("j").record.has_cause());
 }
 
+TEST_F(JobStates, AStepThatNoProgressToldComesWithTheEnd) {
+  Running();
+  const auto end = [&](int rank, int64_t step) {
+    v1::RankReport report = Exit(rank, v1::RANK_STATE_EXITED, 0);
+    report.mutable_last_step()->set_step(step);
+    Tell(report);
+    return core_.Last<PublishReport>();
+  };
+  core_.Do(ProgressReceived{SessionOf(0), [&] {
+                              v1::Progress progress;
+                              *progress.mutable_ref() = ReportOf(0, v1::RANK_STATE_RUNNING).ref();
+                              progress.mutable_report()->set_step(5);
+                              return progress;
+                            }()});
+  EXPECT_THAT(end(1, 9), ::testing::IsEmpty());  // published is rank 0
+  EXPECT_EQ(core_.job("j").attempt->record.ranks(1).last_report().step(), 9);
+  EXPECT_THAT(end(2, 5), ::testing::IsEmpty());
+  const auto published = end(0, 9);
+  ASSERT_EQ(published.size(), 1u);
+  EXPECT_EQ(published[0].report.step(), 9);
+  EXPECT_EQ(core_.job("j").attempt->record.ranks(0).last_report().step(), 9);
+  EXPECT_THAT(end(0, 9), ::testing::IsEmpty());  // repeated
+  EXPECT_THAT(end(0, 8), ::testing::IsEmpty());
+  EXPECT_EQ(core_.job("j").attempt->record.ranks(0).last_report().step(), 9);
+}
+
 TEST_F(JobStates, ExitZeroBeforeTheRanksMetIsAFailure) {
   Starting();
   Tell(ReportOf(0, v1::RANK_STATE_STARTED));

@@ -71,6 +71,7 @@ struct Case {
   int64_t heads_per_rank = 1;
   int threads = 1;
   uint64_t num_seeds = 1;
+  bool bf16 = false;
 };
 
 class Determinism : public ::testing::TestWithParam<Case> {};
@@ -82,7 +83,10 @@ TEST_P(Determinism, TheSameBitsUnderAnyTiming) {
                                .num_heads = 6,
                                .num_kv_heads = 3,
                                .context = 29,
-                               .tie_embeddings = true});
+                               .tie_embeddings = true,
+                               .qk_norm = true,
+                               .qkv_bias = true,
+                               .bf16 = GetParam().bf16});
   spec.mutable_parallel()->set_threads_per_rank(GetParam().threads);
   const auto plan = MakePlan(spec);
   ASSERT_TRUE(plan.ok()) << plan.status();
@@ -94,6 +98,12 @@ TEST_P(Determinism, TheSameBitsUnderAnyTiming) {
     EXPECT_TRUE(Train(*plan, {.delay_seed = seed, .poison_freed = true}) == plain)
         << "delays of seed " << seed;
   }
+  // Kept from the forward pass or computed once more, the attention output has the same bits.
+  spec.mutable_memory()->set_attention_output(v1::ATTENTION_OUTPUT_DEVICE);
+  const auto keeping = MakePlan(spec);
+  ASSERT_TRUE(keeping.ok()) << keeping.status();
+  EXPECT_LT(keeping->ranks(0).step_flops(), plan->ranks(0).step_flops());
+  EXPECT_TRUE(Train(*keeping, {.delay_seed = 1, .poison_freed = true}) == plain) << "kept outputs";
 }
 
 TEST(InitialWeights, DoNotDependOnTheNumberOfRanks) {
@@ -112,11 +122,13 @@ TEST(InitialWeights, DoNotDependOnTheNumberOfRanks) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, Determinism,
-                         ::testing::Values(Case{1, 2}, Case{4, 1, 1, 3}, Case{4, 2}, Case{2, 1, 2}),
+                         ::testing::Values(Case{1, 2}, Case{4, 1, 1, 3}, Case{4, 2}, Case{2, 1, 2},
+                                           Case{1, 2, 2, 1, true}, Case{4, 1, 1, 3, true},
+                                           Case{2, 1, 2, 1, true}),
                          [](const auto& info) {
                            return absl::StrCat("ranks", info.param.ranks, "_u",
                                                info.param.heads_per_rank, "_threads",
-                                               info.param.threads);
+                                               info.param.threads, info.param.bf16 ? "_bf16" : "");
                          });
 
 }  // namespace

@@ -65,7 +65,7 @@ std::vector<Contribution> RecordStep(const v1::RunPlan& plan, const Sequence& se
     RecordingCommunicator comm(*comms[rank]);
     UPIPE_ASSIGN_OR_RETURN(const auto device, train::CreateRankDevice(plan, rank));
     const auto stream = device->CreateStream(absl::StrCat("compute", rank));
-    const engine::RankContext context(*device, *stream, comm, nullptr);
+    const engine::RankContext context(*device, *stream, comm, nullptr, kernels::DType::kFloat32);
     UPIPE_ASSIGN_OR_RETURN(const auto step, train::TrainStep::Create(context, plan));
     comm.Clear();
     comm.before_reduce_scatter = [&](const float* values, int64_t count) {
@@ -73,7 +73,7 @@ std::vector<Contribution> RecordStep(const v1::RunPlan& plan, const Sequence& se
       for (int64_t i = 0; i < count; ++i) mine.nonzero_gradients += values[i] != 0 ? 1 : 0;
     };
     comm.before_all_reduce = [&](const double* values, int64_t count) {
-      if (count != 3) return;
+      if (count != optim::StepScalarsView::kNumReduced) return;
       mine.loss = values[0];
       mine.count = values[1];
     };

@@ -229,20 +229,22 @@ TEST(HeadSchedule, ExtentsAreTheMaximaOverStages) {
   for (const Definition& def : AllDefinitions()) {
     SCOPED_TRACE(def.Name());
     const auto schedule = *def.Make();
-    int64_t forward_staged = 0, backward_staged = 0;
-    for (int64_t s = 0; s < def.stages(); ++s) {
-      int64_t queries = 0, releases = 0;
-      std::set<int32_t> fetched;
-      for (int64_t c = 0; c < def.c; ++c) {
-        queries += static_cast<int64_t>(def.Queries(s, c).size());
-        releases += static_cast<int64_t>(def.Release(s, c).size());
-        for (int32_t head : def.Fetch(s, c)) fetched.insert(head);
-      }
-      ASSERT_EQ(FetchedHeads(schedule.stages(s)), Heads(fetched.begin(), fetched.end()));
-      forward_staged = std::max({forward_staged, queries, static_cast<int64_t>(fetched.size())});
-      backward_staged = std::max({backward_staged, forward_staged, releases});
-    }
     for (int64_t c = 0; c < def.c; ++c) {
+      int64_t forward_staged = 0, backward_staged = 0;
+      for (int64_t s = 0; s < def.stages(); ++s) {
+        // Of the other ranks; heads that this rank fetches too lie in its own slots.
+        int64_t queries = 0, releases = 0;
+        std::set<int32_t> fetched;
+        for (int64_t other = 0; other < def.c; ++other) {
+          if (other == c) continue;
+          queries += static_cast<int64_t>(def.Queries(s, other).size());
+          releases += static_cast<int64_t>(def.Release(s, other).size());
+          for (int32_t head : def.Fetch(s, other)) fetched.insert(head);
+        }
+        for (int32_t head : def.Fetch(s, c)) fetched.erase(head);
+        forward_staged = std::max({forward_staged, queries, static_cast<int64_t>(fetched.size())});
+        backward_staged = std::max({backward_staged, forward_staged, releases});
+      }
       const int64_t own = static_cast<int64_t>(def.HeadsOf(c).size());
       for (const StageExtents& extents : {ForwardExtents(schedule, static_cast<int>(c)),
                                           BackwardExtents(schedule, static_cast<int>(c))}) {
@@ -253,6 +255,51 @@ TEST(HeadSchedule, ExtentsAreTheMaximaOverStages) {
       ASSERT_EQ(ForwardExtents(schedule, static_cast<int>(c)).staged_heads, forward_staged);
       ASSERT_EQ(BackwardExtents(schedule, static_cast<int>(c)).staged_heads, backward_staged);
     }
+  }
+}
+
+TEST(HeadSchedule, FetchesLieInOwnSlotsOrInStaging) {
+  for (const Definition& def : AllDefinitions()) {
+    SCOPED_TRACE(def.Name());
+    const auto schedule = *def.Make();
+    for (int64_t s = 0; s < def.stages(); ++s) {
+      std::set<int32_t> all;
+      for (int64_t c = 0; c < def.c; ++c) {
+        for (int32_t head : def.Fetch(s, c)) all.insert(head);
+      }
+      for (int64_t c = 0; c < def.c; ++c) {
+        const auto own = def.Fetch(s, c);
+        const auto& work = schedule.stages(static_cast<int>(s)).ranks(static_cast<int>(c));
+        const auto fetches = FetchesOf(schedule.stages(static_cast<int>(s)), static_cast<int>(c));
+        ASSERT_EQ(fetches.size(), all.size());
+        int64_t staged = 0;
+        auto head = all.begin();
+        for (const Fetch& fetch : fetches) {
+          ASSERT_EQ(fetch.kv_head, *head++);
+          ASSERT_EQ(fetch.own, std::count(own.begin(), own.end(), fetch.kv_head) == 1);
+          if (!fetch.own) {
+            ASSERT_EQ(fetch.staged_index, staged++);
+            continue;
+          }
+          const auto at = std::find(work.kv_heads().begin(), work.kv_heads().end(), fetch.kv_head) -
+                          work.kv_heads().begin();
+          ASSERT_EQ(fetch.slot, work.kv_slots(static_cast<int>(at)));
+        }
+      }
+    }
+  }
+}
+
+TEST(HeadSchedule, KvHeadsAreSharedWhenAGroupIsCutOrReleasedTwice) {
+  for (const Definition& def : AllDefinitions()) {
+    SCOPED_TRACE(def.Name());
+    int64_t releases = 0;
+    for (int64_t s = 0; s < def.stages(); ++s) {
+      for (int64_t c = 0; c < def.c; ++c) {
+        releases += static_cast<int64_t>(def.Release(s, c).size());
+      }
+    }
+    ASSERT_EQ(SharesKvHeads(*def.Make()), releases > def.k);
   }
 }
 

@@ -6,7 +6,10 @@
 #include <numeric>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "common/spec/model_presets.h"
+#include "common/spec/model_rules.h"
 #include "engine/comm/dry/dry_communicator.h"
 #include "engine/model/sharded_parameters.h"
 #include "kernels/device_factory.h"
@@ -25,7 +28,7 @@ ModelConfig Config(int64_t d, bool tied) {
           .tie_embeddings = tied};
 }
 
-// Names and shapes of a Hugging Face Llama checkpoint.
+// Names and shapes of a Hugging Face Llama, Qwen3 (q/k-norm) or Qwen2.5 (biases) checkpoint.
 std::map<std::string, std::vector<int64_t>> Checkpoint(const ModelConfig& c) {
   std::map<std::string, std::vector<int64_t>> shapes = {
       {"model.embed_tokens.weight", {c.vocab_size, c.hidden_size}},
@@ -38,6 +41,15 @@ std::map<std::string, std::vector<int64_t>> Checkpoint(const ModelConfig& c) {
     shapes[prefix + "self_attn.q_proj.weight"] = {query_width, c.hidden_size};
     shapes[prefix + "self_attn.k_proj.weight"] = {kv_width, c.hidden_size};
     shapes[prefix + "self_attn.v_proj.weight"] = {kv_width, c.hidden_size};
+    if (c.qkv_bias) {
+      shapes[prefix + "self_attn.q_proj.bias"] = {query_width};
+      shapes[prefix + "self_attn.k_proj.bias"] = {kv_width};
+      shapes[prefix + "self_attn.v_proj.bias"] = {kv_width};
+    }
+    if (c.qk_norm) {
+      shapes[prefix + "self_attn.q_norm.weight"] = {c.head_dim};
+      shapes[prefix + "self_attn.k_norm.weight"] = {c.head_dim};
+    }
     shapes[prefix + "self_attn.o_proj.weight"] = {c.hidden_size, query_width};
     shapes[prefix + "post_attention_layernorm.weight"] = {c.hidden_size};
     shapes[prefix + "mlp.gate_proj.weight"] = {c.intermediate_size, c.hidden_size};
@@ -48,8 +60,10 @@ std::map<std::string, std::vector<int64_t>> Checkpoint(const ModelConfig& c) {
 }
 
 TEST(ParameterLayout, HasTheTensorsOfACheckpoint) {
-  for (bool tied : {false, true}) {
-    const ModelConfig config = Config(7, tied);
+  for (int variant = 0; variant < 8; ++variant) {
+    ModelConfig config = Config(7, (variant & 1) != 0);
+    config.qk_norm = (variant & 2) != 0;
+    config.qkv_bias = (variant & 4) != 0;
     const auto expected = Checkpoint(config);
     const ParameterLayout layout = ParameterLayout::Make(config, 3);
     std::map<std::string, std::vector<int64_t>> found;
@@ -60,10 +74,21 @@ TEST(ParameterLayout, HasTheTensorsOfACheckpoint) {
         elements += tensor.num_elements;
         EXPECT_EQ(tensor.decays(), tensor.shape.size() == 2) << tensor.name;
         EXPECT_EQ(tensor.init_stddev == 0, tensor.shape.size() == 1) << tensor.name;
+        EXPECT_EQ(tensor.init_value, absl::EndsWith(tensor.name, ".bias") ? 0 : 1) << tensor.name;
       }
     }
     EXPECT_EQ(found, expected);
     EXPECT_EQ(layout.num_parameters, elements);
+  }
+}
+
+// What common/spec says of a published shape, which knows its parameter count, and what the engine
+// allocates.
+TEST(ParameterLayout, HasAsManyParametersAsThePresetSays) {
+  for (const PresetInfo& preset : ModelPresets()) {
+    const ModelConfig config = ModelConfig::From(WithModelDefaults(preset.model), /*context=*/8192);
+    EXPECT_EQ(ParameterLayout::Make(config, 8).num_parameters, ParameterCount(preset.model))
+        << preset.name;
   }
 }
 
@@ -73,7 +98,7 @@ void CountPieces(const ParameterLayout& layout, int rank, int ranks,
   auto device = *kernels::CreateDryDevice("cpu");
   comm::DryCommunicator comm(rank, ranks);
   const auto stream = device->CreateStream("compute");
-  const engine::RankContext context(*device, *stream, comm, nullptr);
+  const engine::RankContext context(*device, *stream, comm, nullptr, kernels::DType::kFloat32);
   auto parameters = ShardedParameters::Create(context, layout, /*seed=*/1);
   ASSERT_TRUE(parameters.ok()) << parameters.status();
   int64_t end_of_last = 0;

@@ -30,7 +30,7 @@ class RankRunTest : public ::testing::Test {
  protected:
   void SetUp() override {
     std::string text;
-    for (int i = 0; i < 400; ++i) absl::StrAppend(&text, "line ", i * i, "\n");
+    for (int i = 0; i < 1600; ++i) absl::StrAppend(&text, "line ", i * i, "\n");
     for (const char* name : {data::kTrainShardName, data::kHeldOutShardName}) {
       const auto header = data::WriteByteShard(folder_.Path(name), {text});
       ASSERT_TRUE(header.ok()) << header.status();
@@ -53,7 +53,8 @@ class RankRunTest : public ::testing::Test {
   struct Result {
     std::vector<absl::Status> statuses;                // [ranks]
     std::vector<std::vector<v1::StepReport>> reports;  // [ranks][steps]
-    std::vector<double> valid_tokens;  // as rank 0 reduced them, one per training step
+    std::vector<double>
+        valid_tokens;  // as rank 0 reduced them, one per training step and evaluation
   };
   using OnStep = std::function<void(int rank, int64_t step)>;
   // Each rank with a plan of its own; `stop` is what each rank is told to watch.
@@ -73,7 +74,9 @@ class RankRunTest : public ::testing::Test {
         RecordingCommunicator comm(*comms[rank]);
         if (rank == 0) {
           comm.after_all_reduce = [&](const double* values, int64_t count) {
-            if (count == 3) result.valid_tokens.push_back(values[1]);
+            if (count == optim::StepScalarsView::kNumReduced) {
+              result.valid_tokens.push_back(values[1]);  // of the first range of positions
+            }
           };
         }
         result.statuses[rank] =
@@ -110,7 +113,7 @@ TEST_F(RankRunTest, ValidTokensAndLossDoNotDependOnTheNumberOfRanks) {
     spec.mutable_train()->set_steps(2);
     const Result result = Run(spec);
     for (const absl::Status& status : result.statuses) ASSERT_TRUE(status.ok()) << status;
-    EXPECT_THAT(result.valid_tokens, ElementsAre(61, 61));
+    EXPECT_THAT(result.valid_tokens, ElementsAre(61, 61, 61));
     for (const auto& reports : result.reports) {
       ASSERT_EQ(reports.size(), 2u);
       EXPECT_EQ(reports[0].loss(), result.reports[0][0].loss());  // the same bits on every rank
@@ -123,6 +126,48 @@ TEST_F(RankRunTest, ValidTokensAndLossDoNotDependOnTheNumberOfRanks) {
     }
     EXPECT_NEAR(result.reports[0][0].loss(), loss, 1e-5 * loss);
     EXPECT_NEAR(result.reports[0][1].held_out_loss(), held_out, 1e-4 * held_out);
+  }
+}
+
+// Ranges end at 4K and 16K whatever the ranks' runs of tokens are; a rank's run may cross both.
+TEST_F(RankRunTest, TheLossIsReportedByRangeOfPositions) {
+  constexpr int64_t kContext = 16384 + 100;
+  std::vector<double> losses;
+  for (int ranks : {1, 3}) {
+    SCOPED_TRACE(absl::StrCat(ranks, " ranks"));
+    v1::JobSpec spec = Spec({.ranks = ranks,
+                             .num_heads = 3,
+                             .num_kv_heads = 3,
+                             .head_dim = 2,
+                             .hidden_size = 4,
+                             .intermediate_size = 4,
+                             .num_layers = 1,
+                             .context = kContext});
+    spec.mutable_train()->set_steps(1);
+    const Result result = Run(spec);
+    for (const absl::Status& status : result.statuses) ASSERT_TRUE(status.ok()) << status;
+    const v1::StepReport& report = result.reports[0].back();
+    for (const auto* ranges : {&report.loss_by_position(), &report.held_out_loss_by_position()}) {
+      ASSERT_EQ(ranges->size(), 3);
+      const int64_t begins[] = {0, 4096, 16384, kContext};
+      double sum = 0;
+      for (int i = 0; i < 3; ++i) {
+        const v1::PositionLoss& range = ranges->Get(i);
+        EXPECT_EQ(range.begin(), begins[i]);
+        EXPECT_EQ(range.end(), begins[i + 1]);
+        EXPECT_EQ(range.tokens(), begins[i + 1] - begins[i]);
+        sum += range.loss() * static_cast<double>(range.tokens());
+        if (ranks == 1) losses.push_back(range.loss());
+      }
+      const bool training = ranges == &report.loss_by_position();
+      EXPECT_NEAR(sum / kContext, training ? report.loss() : report.held_out_loss(), 1e-9);
+    }
+    for (size_t i = 0; i < losses.size(); ++i) {
+      const auto& ranges = i < 3 ? report.loss_by_position() : report.held_out_loss_by_position();
+      EXPECT_NEAR(ranges.Get(static_cast<int>(i % 3)).loss(), losses[i], 1e-5);
+    }
+    // Ranges of different text at an untrained model: close, not the same number three times.
+    EXPECT_NE(report.loss_by_position(0).loss(), report.loss_by_position(1).loss());
   }
 }
 

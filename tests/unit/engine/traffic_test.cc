@@ -25,26 +25,30 @@ constexpr int64_t kF32Bytes = 4;
 class ExpectedMessages {
  public:
   ExpectedMessages(const SmallJob& job, int rank)
-      : job_(job), rank_(rank), n_((job.context + job.ranks - 1) / job.ranks) {}
+      : job_(job),
+        rank_(rank),
+        n_((job.context + job.ranks - 1) / job.ranks),
+        stored_(job.bf16 ? 2 : kF32Bytes) {}
 
-  // One vote, one training step, in order.
+  // One vote, one training step, in order. A unit is asked for before the work that hides it.
   std::vector<RecordedCollective> Step() {
     AllReduce(1);
     Gather(Embedding());
+    Gather(Block());
     for (int64_t layer = 0; layer < job_.num_layers; ++layer) {
-      Gather(Block());
       AttentionForward();
+      Gather(layer + 1 < job_.num_layers ? Block() : Head());
     }
-    Gather(Head());
+    Gather(Block());
     Reduce(Head());
-    for (int64_t layer = 0; layer < job_.num_layers; ++layer) {
-      Gather(Block());
+    for (int64_t layer = job_.num_layers - 1; layer >= 0; --layer) {
       AttentionForward();
+      if (layer > 0) Gather(Block());
       AttentionBackward();
       Reduce(Block());
     }
     Reduce(Embedding());
-    AllReduce(3);
+    AllReduce(21);  // loss and count of ten ranges of positions, squares
     return std::move(messages_);
   }
 
@@ -101,42 +105,40 @@ class ExpectedMessages {
     }
     return false;
   }
-  // Own tokens of each rank's heads travel to it; `row` floats per token and head.
+  // Own tokens of each rank's heads travel to it; `row` bytes per token and head.
   void HeadsOut(int64_t stage, int64_t row) {
-    Exchange([&](int64_t peer) { return kF32Bytes * n_ * row * NumQueries(stage, peer); },
-             [&](int64_t) { return kF32Bytes * n_ * row * NumQueries(stage, rank_); });
+    Exchange([&](int64_t peer) { return n_ * row * NumQueries(stage, peer); },
+             [&](int64_t) { return n_ * row * NumQueries(stage, rank_); });
   }
   void HeadsBack(int64_t stage) {
-    Exchange(
-        [&](int64_t) { return kF32Bytes * n_ * job_.head_dim * NumQueries(stage, rank_); },
-        [&](int64_t peer) { return kF32Bytes * n_ * job_.head_dim * NumQueries(stage, peer); });
+    Exchange([&](int64_t) { return stored_ * n_ * job_.head_dim * NumQueries(stage, rank_); },
+             [&](int64_t peer) { return stored_ * n_ * job_.head_dim * NumQueries(stage, peer); });
   }
   void KvOut(int64_t stage) {
     if (!Anybody(&ExpectedMessages::Fetches, stage)) return;
     for (int tensor = 0; tensor < 2; ++tensor) {  // k, v
-      Exchange([&](int64_t peer) { return kF32Bytes * n_ * job_.head_dim * Fetches(stage, peer); },
-               [&](int64_t) { return kF32Bytes * n_ * job_.head_dim * Fetches(stage, rank_); });
+      Exchange([&](int64_t peer) { return stored_ * n_ * job_.head_dim * Fetches(stage, peer); },
+               [&](int64_t) { return stored_ * n_ * job_.head_dim * Fetches(stage, rank_); });
     }
   }
   void KvGradientsBack(int64_t stage) {
     if (!Anybody(&ExpectedMessages::Releases, stage)) return;
     for (int tensor = 0; tensor < 2; ++tensor) {  // dk, dv
-      Exchange(
-          [&](int64_t) { return kF32Bytes * n_ * job_.head_dim * Releases(stage, rank_); },
-          [&](int64_t peer) { return kF32Bytes * n_ * job_.head_dim * Releases(stage, peer); });
+      Exchange([&](int64_t) { return stored_ * n_ * job_.head_dim * Releases(stage, rank_); },
+               [&](int64_t peer) { return stored_ * n_ * job_.head_dim * Releases(stage, peer); });
     }
   }
   void AttentionForward() {
     for (int64_t s = 0; s < Stages(); ++s) {
-      HeadsOut(s, job_.head_dim);  // q
+      HeadsOut(s, stored_ * job_.head_dim);  // q
       KvOut(s);
       HeadsBack(s);  // o
     }
   }
   void AttentionBackward() {
     for (int64_t s = 0; s < Stages(); ++s) {
-      HeadsOut(s, job_.head_dim + 1);  // dO and delta
-      HeadsOut(s, job_.head_dim);      // q
+      HeadsOut(s, stored_ * job_.head_dim + kF32Bytes);  // dO and delta
+      HeadsOut(s, stored_ * job_.head_dim);              // q
       KvOut(s);
       HeadsBack(s);  // dq
       KvGradientsBack(s);
@@ -161,22 +163,31 @@ class ExpectedMessages {
   int64_t Block() const {
     const int64_t d = job_.hidden_size, query = job_.num_heads * job_.head_dim * d;
     const int64_t kv = job_.num_kv_heads * job_.head_dim * d, mlp = job_.intermediate_size * d;
-    return Shard({d, query, kv, kv, query, d, mlp, mlp, mlp});
+    std::vector<int64_t> tensors = {d, query, kv, kv, query, d, mlp, mlp, mlp};
+    if (job_.qk_norm) tensors.insert(tensors.end(), {job_.head_dim, job_.head_dim});
+    if (job_.qkv_bias) tensors.insert(tensors.end(), {query / d, kv / d, kv / d});
+    return Shard(tensors);
   }
   void ToEveryPeer(CollectiveKind kind, int64_t bytes, bool receives) {
     Bytes by_peer(job_.ranks, bytes);
     by_peer[rank_] = 0;
     messages_.push_back({kind, by_peer, receives ? by_peer : Bytes()});
   }
-  void Gather(int64_t shard) { ToEveryPeer(CollectiveKind::kAllGather, shard * kF32Bytes, true); }
+  // One rank's fp32 shard is the unit, and its gradient the sum.
+  void Gather(int64_t shard) {
+    if (job_.ranks == 1 && !job_.bf16) return;
+    ToEveryPeer(CollectiveKind::kAllGather, shard * stored_, true);
+  }
   void Reduce(int64_t shard) {
+    if (job_.ranks == 1) return;
     ToEveryPeer(CollectiveKind::kReduceScatter, shard * kF32Bytes, false);
   }
   void AllReduce(int64_t count) { ToEveryPeer(CollectiveKind::kAllReduce, count * 8, false); }
 
   const SmallJob job_;
   const int rank_;
-  const int64_t n_;  // tokens of each rank
+  const int64_t n_;       // tokens of each rank
+  const int64_t stored_;  // bytes of an element in the storage type
   std::vector<RecordedCollective> messages_;
 };
 
@@ -209,12 +220,21 @@ std::vector<SmallJob> Jobs() {
       {.ranks = 5, .num_heads = 3, .num_kv_heads = 3, .context = 26});  // ranks without heads
   jobs.push_back({.ranks = 4, .num_heads = 8, .num_kv_heads = 4, .ulysses = true});
   jobs.push_back({.ranks = 1, .heads_per_rank = 2, .num_heads = 4, .num_kv_heads = 2});
+  const std::vector<SmallJob> fp32 = jobs;
+  for (SmallJob job : fp32) {
+    job.bf16 = true;
+    job.qk_norm = job.heads_per_rank % 2 == 1;
+    job.qkv_bias = job.heads_per_rank % 2 == 0;
+    jobs.push_back(job);
+  }
   return jobs;
 }
 
 std::string Name(const SmallJob& job) {
   return absl::StrCat("H", job.num_heads, " K", job.num_kv_heads, " C", job.ranks, " u",
-                      job.heads_per_rank, job.ulysses ? " ulysses" : "", " context ", job.context);
+                      job.heads_per_rank, job.ulysses ? " ulysses" : "", " context ", job.context,
+                      job.bf16 ? " bf16" : "", job.qk_norm ? " q/k-norm" : "",
+                      job.qkv_bias ? " q/k/v bias" : "");
 }
 
 // What the engine asks of its communicator in one dry step of a rank.
@@ -223,7 +243,8 @@ std::vector<RecordedCollective> RecordDryStep(const v1::RunPlan& plan, int rank)
   comm::DryCommunicator dry(rank, plan.spec().parallel().ranks());
   RecordingCommunicator comm(dry);
   const auto stream = device->CreateStream("compute");
-  const engine::RankContext context(*device, *stream, comm, nullptr);
+  const engine::RankContext context(*device, *stream, comm, nullptr,
+                                    model::StorageTypeOf(plan.spec().train()));
   auto step = train::TrainStep::Create(context, plan);
   EXPECT_TRUE(step.ok()) << step.status();
   comm.Clear();

@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <memory>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -114,6 +115,73 @@ TEST(Cost, AttentionCountsVisiblePairsOnly) {
                                .keys = fwd.keys,
                                .mask = mask};
   EXPECT_EQ(Cost(bwd).flops, 2.5 * Cost(fwd).flops);
+}
+
+TensorView Bf16(std::vector<int64_t> shape) {
+  if (shape.size() == 1) return TensorView::Vector(g_memory, DType::kBFloat16, shape[0]);
+  return TensorView::Matrix(g_memory, DType::kBFloat16, shape[0], shape[1]);
+}
+
+TensorView Fp32(std::vector<int64_t> shape) {
+  TensorView view = Bf16(std::move(shape));
+  view.dtype = DType::kFloat32;
+  return view;
+}
+
+void ExpectCost(const OpParams& params, double flops, double bytes_read, double bytes_written) {
+  const OpCost cost = Cost(params);
+  EXPECT_EQ(cost.flops, flops) << NameOf(params);
+  EXPECT_EQ(cost.bytes_read, bytes_read) << NameOf(params);
+  EXPECT_EQ(cost.bytes_written, bytes_written) << NameOf(params);
+}
+
+// Two bytes an element in, two or four out; a bias is one more addition per element.
+TEST(Cost, Bf16MatmulWithBias) {
+  MatmulParams p{.a = Bf16({3, 5}), .b = Bf16({5, 4}), .c = Fp32({3, 4}), .bias = Bf16({4})};
+  ExpectCost(p, 2 * 3 * 4 * 5 + 12, 2 * (15 + 20 + 4), 4 * 12);
+  p.c = Bf16({3, 4});
+  p.beta = 1;
+  ExpectCost(p, 2 * 3 * 4 * 5 + 12, 2 * (15 + 20 + 4 + 12), 2 * 12);
+  ExpectCost(ColumnSumParams{Bf16({6, 7}), Fp32({7})}, 42, 2 * 42 + 4 * 7, 4 * 7);
+}
+
+TEST(Cost, RmsNormWithResidualAndHeads) {
+  RmsNormFwdParams fwd{.x = Bf16({6, 8}), .weight = Bf16({8}), .y = Bf16({6, 8})};
+  ExpectCost(fwd, 4 * 48, 2 * (48 + 8), 2 * 48);
+  fwd.residual = Fp32({6, 8});
+  fwd.sum = Bf16({6, 8});
+  ExpectCost(fwd, 5 * 48, 2 * (48 + 8) + 4 * 48, 2 * (48 + 48));
+  const auto cube = [](DType dtype) {
+    return TensorView::Tensor3(g_memory, dtype, {2, 3, 8}, 24, 8);
+  };
+  RmsNormBwdParams bwd{.x = cube(DType::kBFloat16),
+                       .weight = Bf16({8}),
+                       .dy = cube(DType::kFloat32),
+                       .dx = cube(DType::kBFloat16),
+                       .dweight = Fp32({8})};
+  ExpectCost(bwd, 11 * 48, 2 * (48 + 8 + 48) + 4 * (48 + 8), 2 * 48 + 4 * 8);
+  bwd.accumulate = false;
+  ExpectCost(bwd, 10 * 48, 2 * (48 + 8) + 4 * (48 + 8), 2 * 48 + 4 * 8);
+}
+
+TEST(Cost, OtherOpsInBf16) {
+  const TensorView tokens = TensorView::Vector(g_memory, DType::kInt32, 6);
+  ExpectCost(EmbeddingFwdParams{tokens, Bf16({9, 8}), Bf16({6, 8})}, 0, 4 * 6 + 2 * 48, 2 * 48);
+  ExpectCost(EmbeddingBwdParams{tokens, Bf16({6, 8}), Fp32({9, 8})}, 48, 4 * 6 + 2 * 48 + 4 * 48,
+             4 * 48);
+  ExpectCost(StridedCopyParams{Fp32({6, 8}).AsTensor3(), Bf16({6, 8}).AsTensor3()}, 0, 4 * 48,
+             2 * 48);
+  ExpectCost(SwiGluFwdParams{Bf16({6, 8}), Bf16({6, 8}), Bf16({6, 8})}, 5 * 48, 4 * 48, 2 * 48);
+  ExpectCost(SwiGluBwdParams{Bf16({6, 8}), Bf16({6, 8}), Bf16({6, 8})}, 11 * 48, 6 * 48, 6 * 48);
+  const TensorView loss = TensorView::Vector(g_memory, DType::kFloat64, 2);
+  CrossEntropyParams loss_only{.logits = Fp32({6, 8}), .labels = tokens, .loss_and_count = loss};
+  ExpectCost(loss_only, 4 * 48, 4 * 48 + 4 * 6 + 16, 16);
+  loss_only.dlogits = Bf16({6, 8});
+  ExpectCost(loss_only, 6 * 48, 4 * 48 + 4 * 6 + 16, 2 * 48 + 16);
+  TensorView ranges = Fp32({3, 2});
+  ranges.dtype = DType::kFloat64;
+  const TensorView one = TensorView::Vector(g_memory, DType::kFloat64, 1);
+  ExpectCost(ClipScaleParams{one, ranges, Fp32({1}), Fp32({1}), Fp32({1})}, 8, 8 + 48, 12);
 }
 
 }  // namespace

@@ -37,12 +37,14 @@ TEST(DeviceFactory, DryAnswersWorkspaceForTheBackendItStandsInFor) {
   EXPECT_EQ((*dry)->name(), "dry(cpu)");
   auto real = CreateDevice({.backend = "cpu"});
   ASSERT_TRUE(real.ok()) << real.status();
-  const auto matrix = [](int64_t rows, int64_t cols) {
-    return TensorView::Matrix(nullptr, DType::kFloat32, rows, cols);
-  };
-  const OpParams matmul =
-      MatmulParams{.a = matrix(300, 200), .b = matrix(200, 100), .c = matrix(300, 100)};
-  EXPECT_EQ((*dry)->ops().WorkspaceBytes(matmul), (*real)->ops().WorkspaceBytes(matmul));
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    const auto matrix = [&](int64_t rows, int64_t cols) {
+      return TensorView::Matrix(nullptr, dtype, rows, cols);
+    };
+    const OpParams matmul =
+        MatmulParams{.a = matrix(300, 200), .b = matrix(200, 100), .c = matrix(300, 100)};
+    EXPECT_EQ((*dry)->ops().WorkspaceBytes(matmul), (*real)->ops().WorkspaceBytes(matmul));
+  }
 }
 
 TEST(DeviceFactory, RefusesBackendsItDoesNotHave) {

@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -33,6 +34,11 @@ TensorView Vec(int64_t n, DType dtype = DType::kFloat32) {
 }
 TensorView Mat(int64_t rows, int64_t cols) {
   return TensorView::Matrix(Address(), DType::kFloat32, rows, cols);
+}
+// The same view of bf16 numbers.
+TensorView Bf16(TensorView view) {
+  view.dtype = DType::kBFloat16;
+  return view;
 }
 TensorView Cube(int64_t tokens, int64_t heads) {
   return TensorView::Tensor3(Address(), DType::kFloat32, {tokens, heads, kD}, heads * kD, kD);
@@ -85,6 +91,9 @@ TEST(Validate, Embedding) {
       "embedding_fwd",
       {.tokens = Vec(kT, DType::kInt32), .table = Mat(kVocab, kD), .out = Mat(kT, kD)},
       {{"tokens is int64, must be int32", [](F& p) { p.tokens.dtype = DType::kInt64; }},
+       {"table is int32, must be fp32 or bf16", [](F& p) { p.table.dtype = DType::kInt32; }},
+       {"out is fp32, must be bf16 as table", [](F& p) { p.table = Bf16(p.table); }},
+       {"out is bf16, must be fp32 as table", [](F& p) { p.out = Bf16(p.out); }},
        {"table is absent", [](F& p) { p.table = {}; }},
        {"table is [0, 8]", [](F& p) { p.table = Mat(0, kD); }},
        {"out is [5, 8], dim 0 must be 6 (tokens)", [](F& p) { p.out = Mat(5, kD); }},
@@ -97,30 +106,80 @@ TEST(Validate, Embedding) {
       {{"tokens has rank 2", [](B& p) { p.tokens = Mat(kT, 1); }},
        {"dout is [7, 8], dim 0", [](B& p) { p.dout = Mat(7, kD); }},
        {"dout is [6, 9], dim 1", [](B& p) { p.dout = Mat(kT, 9); }},
+       {"dtable is bf16, must be fp32", [](B& p) { p.dtable = Bf16(p.dtable); }},
        {"dtable overlaps itself", [](B& p) { p.dtable.stride[0] = 0; }}});
 }
 
-TEST(Validate, RmsNorm) {
+TEST(Validate, RmsNormFwd) {
   using F = RmsNormFwdParams;
-  ExpectRefusals<F>("rms_norm_fwd", {.x = Mat(kT, kD), .weight = Vec(kD), .y = Mat(kT, kD)},
-                    {{"weight is [7]", [](F& p) { p.weight = Vec(7); }},
-                     {"y is [5, 8], must be [6, 8] as x", [](F& p) { p.y = Mat(5, kD); }},
+  const F plain{.x = Mat(kT, kD), .weight = Vec(kD), .y = Mat(kT, kD)};
+  ExpectRefusals<F>(
+      "rms_norm_fwd", plain,
+      {{"x has rank 1, must be 2", [](F& p) { p.x = Vec(kD); }},
+       {"weight is [7]", [](F& p) { p.weight = Vec(7); }},
+       {"weight is bf16, must be fp32 as x", [](F& p) { p.weight = Bf16(p.weight); }},
+       {"y is [5, 8], must be [6, 8] as x", [](F& p) { p.y = Mat(5, kD); }},
+       {"y is fp32, must be bf16 as x", [](F& p) { p.x = Bf16(p.x), p.weight = Bf16(p.weight); }},
+       {"y aliases x", [](F& p) { p.y.data = p.x.data, p.y.stride[0] = 9; }},
+       {"sum is present, residual is absent", [](F& p) { p.sum = Mat(kT, kD); }},
+       {"eps = -1", [](F& p) { p.eps = -1; }},
+       {"eps = nan", [](F& p) { p.eps = kNaN; }}});
+  F in_place = plain;
+  in_place.y = in_place.x;
+  EXPECT_TRUE(Validate(in_place).ok());
+  const F heads{.x = Bf16(Cube(kT, 3)), .weight = Bf16(Vec(kD)), .y = Bf16(Cube(kT, 3))};
+  ExpectRefusals<F>(
+      "rms_norm_fwd", heads,
+      {{"weight is [3], dim 0 must be 8 (last dim of x)", [](F& p) { p.weight = Bf16(Vec(3)); }},
+       {"y has rank 2, must be 3", [](F& p) { p.y = Bf16(Mat(kT, kD)); }}});
+  F added{.x = Bf16(Mat(kT, kD)),
+          .weight = Bf16(Vec(kD)),
+          .y = Bf16(Mat(kT, kD)),
+          .residual = Bf16(Mat(kT, kD)),
+          .sum = Bf16(Mat(kT, kD))};
+  ExpectRefusals<F>("rms_norm_fwd", added,
+                    {{"sum is absent", [](F& p) { p.sum = {}; }},
+                     {"residual is [5, 8]", [](F& p) { p.residual = Mat(5, kD); }},
+                     {"residual is int32, must be bf16 as x, or fp32",
+                      [](F& p) { p.residual.dtype = DType::kInt32; }},
+                     {"sum is fp32, must be bf16 as x", [](F& p) { p.sum = Mat(kT, kD); }},
+                     {"sum aliases x", [](F& p) { p.sum.data = p.x.data, p.sum.stride[0] = 10; }},
+                     {"sum aliases residual", [](F& p) { p.sum = p.residual; }},
                      {"y aliases x", [](F& p) { p.y = p.x; }},
-                     {"eps = -1", [](F& p) { p.eps = -1; }},
-                     {"eps = nan", [](F& p) { p.eps = kNaN; }}});
+                     {"y aliases residual", [](F& p) { p.y = p.residual; }},
+                     {"y aliases sum", [](F& p) { p.y = p.sum; }}});
+  added.residual = Mat(kT, kD);
+  added.sum = added.x;
+  EXPECT_TRUE(Validate(added).ok()) << Validate(added);
+}
+
+TEST(Validate, RmsNormBwd) {
   using B = RmsNormBwdParams;
-  const B good{.x = Mat(kT, kD),
-               .weight = Vec(kD),
-               .dy = Mat(kT, kD),
-               .dx = Mat(kT, kD),
+  const B good{.x = Bf16(Mat(kT, kD)),
+               .weight = Bf16(Vec(kD)),
+               .dy = Bf16(Mat(kT, kD)),
+               .dx = Bf16(Mat(kT, kD)),
                .dweight = Vec(kD)};
   ExpectRefusals<B>("rms_norm_bwd", good,
-                    {{"dy is", [](B& p) { p.dy = Mat(kT, 7); }},
-                     {"dx is", [](B& p) { p.dx = Mat(kT, 7); }},
+                    {{"dy is", [](B& p) { p.dy = Bf16(Mat(kT, 7)); }},
+                     {"dx is", [](B& p) { p.dx = Bf16(Mat(kT, 7)); }},
+                     {"dx is fp32, must be bf16 as x", [](B& p) { p.dx = Mat(kT, kD); }},
                      {"dx aliases x", [](B& p) { p.dx = p.x; }},
+                     {"dx aliases dy", [](B& p) { p.dx = p.dy; }},
+                     {"dx aliases dy",
+                      [](B& p) {
+                        p.dy = Mat(kT, kD), p.accumulate = false;
+                        p.dx.data = p.dy.data;
+                      }},
+                     {"dweight is bf16, must be fp32", [](B& p) { p.dweight = Bf16(Vec(kD)); }},
                      {"dweight is [3]", [](B& p) { p.dweight = Vec(3); }}});
   B in_place = good;
+  in_place.accumulate = false;
   in_place.dx = in_place.dy;
+  EXPECT_TRUE(Validate(in_place).ok());
+  in_place.dx = in_place.x;
+  EXPECT_TRUE(Validate(in_place).ok());
+  in_place.dy = Mat(kT, kD);
   EXPECT_TRUE(Validate(in_place).ok());
 }
 
@@ -133,6 +192,16 @@ TEST(Validate, Matmul) {
                      {"a is [3, 5], dim 1 must be 3", [](P& p) { p.transpose_a = true; }},
                      {"b is [5, 4], dim 1 must be 5", [](P& p) { p.transpose_b = true; }},
                      {"c aliases b", [](P& p) { p.c.data = p.b.data; }},
+                     {"b is bf16, must be fp32 as a", [](P& p) { p.b = Bf16(p.b); }},
+                     {"c is bf16, must be fp32 as a", [](P& p) { p.c = Bf16(p.c); }},
+                     {"c is int32, must be bf16 as a, or fp32",
+                      [](P& p) {
+                        p.a = Bf16(p.a), p.b = Bf16(p.b);
+                        p.c.dtype = DType::kInt32;
+                      }},
+                     {"bias is [3], dim 0 must be 4", [](P& p) { p.bias = Vec(3); }},
+                     {"bias is bf16, must be fp32 as a", [](P& p) { p.bias = Bf16(Vec(4)); }},
+                     {"c aliases bias", [](P& p) { p.bias = Vec(4), p.bias.data = p.c.data; }},
                      {"alpha = inf", [](P& p) { p.alpha = INFINITY; }},
                      {"beta = nan", [](P& p) { p.beta = kNaN; }}});
   EXPECT_TRUE(Validate(P{.a = Mat(5, 3),
@@ -142,34 +211,109 @@ TEST(Validate, Matmul) {
                          .transpose_b = true})
                   .ok());
   EXPECT_TRUE(Validate(P{.a = Mat(3, 0), .b = Mat(0, 4), .c = Mat(3, 4)}).ok());
+  P bf16{.a = Bf16(Mat(3, 5)), .b = Bf16(Mat(5, 4)), .c = Mat(3, 4), .bias = Bf16(Vec(4))};
+  EXPECT_TRUE(Validate(bf16).ok()) << Validate(bf16);
+  bf16.c = Bf16(bf16.c);
+  EXPECT_TRUE(Validate(bf16).ok()) << Validate(bf16);
 }
 
-TEST(Validate, RopeAndCopyAndRowDot) {
+TEST(Validate, ColumnSum) {
+  using P = ColumnSumParams;
+  ExpectRefusals<P>("column_sum", {.x = Bf16(Mat(kT, kD)), .out = Vec(kD)},
+                    {{"x has rank 3", [](P& p) { p.x = Cube(kT, 2); }},
+                     {"x is int64, must be fp32 or bf16", [](P& p) { p.x.dtype = DType::kInt64; }},
+                     {"out is [6], dim 0 must be 8 (columns of x)", [](P& p) { p.out = Vec(kT); }},
+                     {"out is bf16, must be fp32", [](P& p) { p.out = Bf16(p.out); }},
+                     {"out aliases x", [](P& p) { p.out.data = p.x.data; }}});
+}
+
+template <typename Scaling>
+Breakage<RopeParams> BreakScaling(const char* sentence,
+                                  const std::function<void(Scaling&)>& apply) {
+  return {sentence, [apply](RopeParams& p) {
+            Scaling scaling;
+            apply(scaling);
+            p.config.scaling = scaling;
+          }};
+}
+
+TEST(Validate, Rope) {
   using R = RopeParams;
-  R rope{.src = Cube(kT, 2), .dst = Cube(kT, 2), .positions = Vec(kT, DType::kInt64)};
-  rope.config.llama3 = RopeConfig::Llama3Scaling{};
+  const R rope{.src = Cube(kT, 2), .dst = Cube(kT, 2), .positions = Vec(kT, DType::kInt64)};
   ExpectRefusals<R>(
       "rope", rope,
       {{"dst is", [](R& p) { p.dst = Cube(kT, 3); }},
+       {"dst is bf16, must be fp32 as src", [](R& p) { p.dst = Bf16(p.dst); }},
        {"positions is int32", [](R& p) { p.positions.dtype = DType::kInt32; }},
        {"positions is [5]", [](R& p) { p.positions = Vec(5, DType::kInt64); }},
        {"head_dim = 7, must be even", [](R& p) { p.src.shape[2] = p.dst.shape[2] = 7; }},
        {"dst aliases src", [](R& p) { p.dst = p.src, p.accumulate = true; }},
-       {"config.theta = 0", [](R& p) { p.config.theta = 0; }},
-       {"factor = 0.5", [](R& p) { p.config.llama3->factor = 0.5; }},
-       {"high_freq_factor = 1", [](R& p) { p.config.llama3->high_freq_factor = 1; }},
-       {"original_context = 0", [](R& p) { p.config.llama3->original_context = 0; }}});
-  rope.dst = rope.src;
-  EXPECT_TRUE(Validate(rope).ok());
+       {"dst aliases src", [](R& p) { p.dst = p.src, p.src = Bf16(p.src); }},
+       {"theta = 0", [](R& p) { p.config.theta = 0; }}});
+  R in_place = rope;
+  in_place.dst = in_place.src;
+  EXPECT_TRUE(Validate(in_place).ok());
+  R wide = rope;
+  wide.src = Bf16(wide.src);
+  EXPECT_TRUE(Validate(wide).ok());
+}
+
+TEST(Validate, RopeScaling) {
+  using R = RopeParams;
+  using L = RopeConfig::Llama3Scaling;
+  using N = RopeConfig::DynamicNtkScaling;
+  using Y = RopeConfig::YarnScaling;
+  const R rope{.src = Cube(kT, 2), .dst = Cube(kT, 2), .positions = Vec(kT, DType::kInt64)};
+  for (const RopeConfig::Scaling& scaling : std::vector<RopeConfig::Scaling>{
+           std::monostate(), L(), RopeConfig::LinearScaling(), N(), Y()}) {
+    R good = rope;
+    good.config.scaling = scaling;
+    EXPECT_TRUE(Validate(good).ok()) << Validate(good);
+  }
+  ExpectRefusals<R>(
+      "rope", rope,
+      {BreakScaling<L>("llama3.factor = 0.5", [](L& s) { s.factor = 0.5; }),
+       BreakScaling<L>("llama3.low_freq_factor = 0", [](L& s) { s.low_freq_factor = 0; }),
+       BreakScaling<L>("llama3.high_freq_factor = 1", [](L& s) { s.high_freq_factor = 1; }),
+       BreakScaling<L>("llama3.original_context = 0", [](L& s) { s.original_context = 0; }),
+       BreakScaling<RopeConfig::LinearScaling>("linear.factor = nan",
+                                               [](auto& s) { s.factor = kNaN; }),
+       BreakScaling<N>("dynamic.factor = inf", [](N& s) { s.factor = INFINITY; }),
+       BreakScaling<N>("dynamic.original_context = 0", [](N& s) { s.original_context = 0; }),
+       BreakScaling<N>("dynamic.context = -1", [](N& s) { s.context = -1; }),
+       BreakScaling<Y>("yarn.factor = 0", [](Y& s) { s.factor = 0; }),
+       BreakScaling<Y>("yarn.original_context = 0", [](Y& s) { s.original_context = 0; }),
+       BreakScaling<Y>("yarn.beta_slow = 0", [](Y& s) { s.beta_slow = 0; }),
+       BreakScaling<Y>("yarn.beta_fast = 1, must be finite and > beta_slow = 1",
+                       [](Y& s) { s.beta_fast = 1; }),
+       BreakScaling<Y>("yarn.attention_factor = 0", [](Y& s) { s.attention_factor = 0; }),
+       {"theta = 1, must be > 1 with yarn", [](R& p) { p.config = {.theta = 1, .scaling = Y()}; }},
+       {"head_dim = 2, must be > 2 with dynamic", [](R& p) {
+          p.src.shape[2] = p.dst.shape[2] = 2;
+          p.config.scaling = N();
+        }}});
+}
+
+TEST(Validate, CopyAndRowDot) {
   using C = StridedCopyParams;
-  ExpectRefusals<C>("strided_copy", {.src = Cube(kT, 2), .dst = Cube(kT, 2)},
-                    {{"src has rank 2", [](C& p) { p.src = Mat(kT, kD); }},
-                     {"dst is", [](C& p) { p.dst = Cube(5, 2); }},
-                     {"dst aliases src", [](C& p) { p.dst = p.src; }}});
+  ExpectRefusals<C>(
+      "strided_copy", {.src = Cube(kT, 2), .dst = Cube(kT, 2)},
+      {{"src has rank 2", [](C& p) { p.src = Mat(kT, kD); }},
+       {"dst is", [](C& p) { p.dst = Cube(5, 2); }},
+       {"src is fp64, must be fp32 or bf16", [](C& p) { p.src.dtype = DType::kFloat64; }},
+       {"dst is int32, must be fp32 or bf16", [](C& p) { p.dst.dtype = DType::kInt32; }},
+       {"dst aliases src", [](C& p) { p.dst = p.src; }}});
+  for (const bool narrow : {false, true}) {
+    C cast{.src = Cube(kT, 2), .dst = Cube(kT, 2)};
+    (narrow ? cast.dst : cast.src).dtype = DType::kBFloat16;
+    EXPECT_TRUE(Validate(cast).ok());
+  }
   using D = RowDotParams;
   ExpectRefusals<D>(
       "row_dot", {.a = Cube(kT, 3), .b = Cube(kT, 3), .out = Mat(kT, 3)},
       {{"b is", [](D& p) { p.b = Cube(kT, 2); }},
+       {"b is fp32, must be bf16 as a", [](D& p) { p.a = Bf16(p.a); }},
+       {"out is bf16, must be fp32", [](D& p) { p.out = Bf16(p.out); }},
        {"out is [6, 2], dim 1 must be 3 (heads of a)", [](D& p) { p.out = Mat(kT, 2); }}});
 }
 
@@ -184,6 +328,9 @@ template <typename P>
 std::vector<Breakage<P>> AttentionBreakages() {
   return {{"k is", [](P& p) { p.k.shape[2] = 4, p.v.shape[2] = 4; }},
           {"v is", [](P& p) { p.v = Cube(kT, kSlots + 1); }},
+          {"k is fp32, must be bf16 as q", [](P& p) { p.q = Bf16(p.q); }},
+          {"v is bf16, must be fp32 as q", [](P& p) { p.v = Bf16(p.v); }},
+          {"lse is bf16, must be fp32", [](P& p) { p.lse = Bf16(p.lse); }},
           {"lse is [3, 6], dim 0 must be 4 (heads of q)", [](P& p) { p.lse = Mat(3, kT); }},
           {"kv_slot.size = 3, must be the heads of q, 4", [](P& p) { p.kv_slot.pop_back(); }},
           {"kv_slot[1] = 2, must be in [0, 2)", [](P& p) { p.kv_slot[1] = kSlots; }},
@@ -228,6 +375,7 @@ TEST(Validate, Attention) {
               .mask = Mask({0, 7}, 20)};
   std::vector<Breakage<F>> breakages = AttentionBreakages<F>();
   breakages.push_back({"o is", [](F& p) { p.o = Cube(kT, 3); }});
+  breakages.push_back({"o is bf16, must be fp32 as q", [](F& p) { p.o = Bf16(p.o); }});
   breakages.push_back({"o aliases q", [](F& p) { p.o = p.q; }});
   ExpectRefusals<F>("attention_fwd", fwd, breakages);
   using B = AttentionBwdParams;
@@ -247,6 +395,11 @@ TEST(Validate, Attention) {
   std::vector<Breakage<B>> back = AttentionBreakages<B>();
   back.push_back({"delta is [5, 4]", [](B& p) { p.delta = Mat(5, kHeads); }});
   back.push_back({"dout is", [](B& p) { p.dout = Cube(kT, 3); }});
+  back.push_back({"dout is bf16, must be fp32 as q", [](B& p) { p.dout = Bf16(p.dout); }});
+  back.push_back({"delta is bf16, must be fp32", [](B& p) { p.delta = Bf16(p.delta); }});
+  back.push_back({"dq is bf16, must be fp32", [](B& p) { p.dq = Bf16(p.dq); }});
+  back.push_back({"dk is bf16, must be fp32", [](B& p) { p.dk = Bf16(p.dk); }});
+  back.push_back({"dv is bf16, must be fp32", [](B& p) { p.dv = Bf16(p.dv); }});
   back.push_back({"dq is", [](B& p) { p.dq = Cube(5, kHeads); }});
   back.push_back({"dk is", [](B& p) { p.dk = Cube(kT, 1); }});
   back.push_back({"dv is", [](B& p) { p.dv = Cube(kT, 1); }});
@@ -258,22 +411,43 @@ TEST(Validate, SwiGluAndCrossEntropy) {
   using F = SwiGluFwdParams;
   ExpectRefusals<F>(
       "swiglu_fwd", {.gate = Mat(kT, 9), .up = Mat(kT, 9), .out = Mat(kT, 9)},
-      {{"up is", [](F& p) { p.up = Mat(kT, 8); }}, {"out is", [](F& p) { p.out = Mat(kT, 8); }}});
+      {{"up is", [](F& p) { p.up = Mat(kT, 8); }},
+       {"out is", [](F& p) { p.out = Mat(kT, 8); }},
+       {"up is fp32, must be bf16 as gate", [](F& p) { p.gate = Bf16(p.gate); }},
+       {"out aliases up", [](F& p) { p.out.data = p.up.data, p.out.stride[0] = 12; }}});
   using B = SwiGluBwdParams;
   ExpectRefusals<B>("swiglu_bwd", {.dout = Mat(kT, 9), .gate = Mat(kT, 9), .up = Mat(kT, 9)},
                     {{"gate is", [](B& p) { p.gate = Mat(5, 9); }},
+                     {"dout overlaps itself", [](B& p) { p.dout.stride[0] = 0; }},
+                     {"up is bf16, must be fp32 as dout", [](B& p) { p.up = Bf16(p.up); }},
                      {"up aliases gate", [](B& p) { p.up = p.gate; }}});
+}
+
+TEST(Validate, CrossEntropy) {
   using C = CrossEntropyParams;
+  C good{.logits = Mat(kT, kVocab),
+         .labels = Vec(kT, DType::kInt32),
+         .loss_and_count = Vec(2, DType::kFloat64)};
   ExpectRefusals<C>(
-      "cross_entropy",
-      {.logits = Mat(kT, kVocab),
-       .labels = Vec(kT, DType::kInt32),
-       .loss_and_count = Vec(2, DType::kFloat64)},
+      "cross_entropy", good,
       {{"labels is fp32, must be int32", [](C& p) { p.labels = Vec(kT); }},
        {"labels is [5]", [](C& p) { p.labels = Vec(5, DType::kInt32); }},
        {"logits is [6, 0]", [](C& p) { p.logits = Mat(kT, 0); }},
+       {"logits is bf16, must be fp32", [](C& p) { p.logits = Bf16(p.logits); }},
+       {"dlogits is [6, 9]", [](C& p) { p.dlogits = Mat(kT, 9); }},
+       {"dlogits is fp64, must be fp32 or bf16",
+        [](C& p) { p.dlogits = p.logits, p.dlogits.dtype = DType::kFloat64; }},
        {"loss_and_count is fp32, must be fp64", [](C& p) { p.loss_and_count = Vec(2); }},
        {"loss_and_count is [3]", [](C& p) { p.loss_and_count = Vec(3, DType::kFloat64); }}});
+  good.dlogits = Bf16(good.logits);
+  good.dlogits.stride[0] = 2 * kVocab;
+  ExpectRefusals<C>(
+      "cross_entropy", good,
+      {{"dlogits begins where logits does, its rows are 20 bytes apart, must be 40",
+        [](C& p) { p.dlogits.stride[0] = kVocab; }},
+       {"its rows are 80 bytes apart", [](C& p) { p.dlogits.dtype = DType::kFloat32; }}});
+  good.dlogits = good.logits;
+  EXPECT_TRUE(Validate(good).ok());
 }
 
 TEST(Validate, Optimizer) {
@@ -283,14 +457,21 @@ TEST(Validate, Optimizer) {
                      {"out is [2]", [](S& p) { p.out = Vec(2, DType::kFloat64); }},
                      {"out is fp32", [](S& p) { p.out = Vec(1); }}});
   using C = ClipScaleParams;
+  TensorView loss_and_count = Mat(3, 2);
+  loss_and_count.dtype = DType::kFloat64;
   ExpectRefusals<C>("clip_scale",
                     {.sum_of_squares = Vec(1, DType::kFloat64),
-                     .loss_and_count = Vec(2, DType::kFloat64),
+                     .loss_and_count = loss_and_count,
                      .grad_norm = Vec(1),
                      .scale = Vec(1),
                      .skip = Vec(1, DType::kInt32),
                      .max_norm = INFINITY},
                     {{"skip is fp32", [](C& p) { p.skip = Vec(1); }},
+                     {"loss_and_count has rank 1, must be 2",
+                      [](C& p) { p.loss_and_count = Vec(2, DType::kFloat64); }},
+                     {"loss_and_count is fp32", [](C& p) { p.loss_and_count = Mat(3, 2); }},
+                     {"loss_and_count is [0, 2]", [](C& p) { p.loss_and_count.shape[0] = 0; }},
+                     {"loss_and_count is [3, 1]", [](C& p) { p.loss_and_count.shape[1] = 1; }},
                      {"scale aliases grad_norm", [](C& p) { p.scale = p.grad_norm; }},
                      {"max_norm = 0", [](C& p) { p.max_norm = 0; }},
                      {"max_norm = nan", [](C& p) { p.max_norm = kNaN; }}});
@@ -305,6 +486,7 @@ TEST(Validate, Optimizer) {
                     {{"grad is [5]", [](A& p) { p.grad = Vec(5); }},
                      {"m is", [](A& p) { p.m = Vec(5); }},
                      {"v is", [](A& p) { p.v = Vec(5); }},
+                     {"param is bf16, must be fp32", [](A& p) { p.param = Bf16(p.param); }},
                      {"grad aliases param", [](A& p) { p.grad = p.param; }},
                      {"lr = -1", [](A& p) { p.lr = -1; }},
                      {"beta1 = 1", [](A& p) { p.beta1 = 1; }},

@@ -51,6 +51,7 @@ RunRecord GoodRun() {
     reports[0].set_held_out_loss(3.5);
     reports[2].set_held_out_loss(2.9);
   }
+  record.steps = record.ranks[0];
   record.text.unigram_nats = 3.7;
   record.text.bigram_nats = 2.8;
   return record;
@@ -74,7 +75,7 @@ TEST(Summary, OfAGoodRun) {
 
 TEST(Summary, TooSmallAMarginFailsOnlyWhereOneIsDemanded) {
   RunRecord record = GoodRun();
-  record.ranks[0][2].set_held_out_loss(3.5);
+  record.steps[2].set_held_out_loss(3.5);
   EXPECT_THAT(Summarize(record, 0.3).failures,
               ElementsAre(HasSubstr("3.5000 is 0.2000 nat under")));
   EXPECT_THAT(Summarize(record, std::nullopt).failures, IsEmpty());
@@ -82,7 +83,7 @@ TEST(Summary, TooSmallAMarginFailsOnlyWhereOneIsDemanded) {
 
 TEST(Summary, ANanHeldOutLossFails) {
   RunRecord record = GoodRun();
-  record.ranks[0][2].set_held_out_loss(std::nan(""));
+  record.steps[2].set_held_out_loss(std::nan(""));
   EXPECT_EQ(Summarize(record, 0.3).failures.size(), 1u);
 }
 
@@ -98,7 +99,7 @@ TEST(Summary, OneByteMoreThanPlannedFails) {
 TEST(Summary, AJobThatFailedOrEndedEarlySaysSo) {
   RunRecord record = GoodRun();
   record.job.set_state(v1::JOB_STATE_FAILED);
-  record.ranks[0].pop_back();
+  record.steps.pop_back();
   EXPECT_THAT(Summarize(record, std::nullopt).failures,
               ElementsAre("the job ended FAILED", "step records end at 2 of 3"));
 }
@@ -110,6 +111,19 @@ TEST(Summary, JsonSaysWhetherAllIsWell) {
   const nlohmann::json json = SummaryJson(Summarize(record, 0.3), record);
   EXPECT_FALSE(json.at("ok").get<bool>());
   EXPECT_EQ(json.at("memory").at("tags").at("attn_q").at("ulysses_planned_bytes"), 201);
+}
+
+TEST(Summary, JsonHasTheLastEvaluationByPosition) {
+  RunRecord record = GoodRun();
+  for (const int step : {0, 2}) {
+    v1::PositionLoss& range = *record.steps[step].add_held_out_loss_by_position();
+    range.set_end(4096);
+    range.set_loss(3.0 + step);
+    range.set_tokens(9);
+  }
+  const nlohmann::json json = SummaryJson(Summarize(record, 0.3), record);
+  EXPECT_EQ(json.at("held_out_loss_by_position"),
+            nlohmann::json::parse(R"([{"begin":0,"end":4096,"loss":5.0,"tokens":9}])"));
 }
 
 TEST(Summary, Median) {

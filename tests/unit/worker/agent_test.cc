@@ -447,6 +447,26 @@ TEST(Agent, ReportsAreRepeatedUntilAcknowledgedThenForgotten) {
   EXPECT_THAT(agent.Sent(v1::WorkerMessage::kRank), IsEmpty());
 }
 
+TEST(Agent, AStepDoneWhileTheCoordinatorWasAwayComesWithTheEnd) {
+  Agent agent;
+  agent.StartRunning(1, "n1", 0, 0);
+  agent.Do(SessionClosed{agent.state.session, "cut"});
+  v1::TrainerMessage message;
+  message.mutable_report()->set_step(7);
+  agent.Do(FromTrainer{1, message});
+  EXPECT_THAT(agent.Sent(v1::WorkerMessage::kProgress), IsEmpty());
+  agent.After(absl::Seconds(1));
+  const auto hello = agent.Sent(v1::WorkerMessage::kHello);
+  ASSERT_THAT(hello, ::testing::SizeIs(1));
+  EXPECT_EQ(hello[0].hello().ranks(0).last_step().step(), 7);
+  agent.Connect();
+  EXPECT_EQ(agent.Reported(0).last_step().step(), 7);
+  agent.AckRank(agent.Sent(v1::WorkerMessage::kRank).at(0).sequence());
+  message.mutable_report()->set_step(8);
+  agent.Do(FromTrainer{1, message});  // Progress tells it: no report of its own
+  EXPECT_THAT(agent.Sent(v1::WorkerMessage::kRank), IsEmpty());
+}
+
 TEST(Agent, ASiblingKilledBeforeItsForkIsNoLaunchFailure) {
   Agent agent;
   agent.Start(1, "a", 0, 0);

@@ -17,13 +17,23 @@ AttentionMask MaskOf(const AttentionCase& c) {
           total};
 }
 
+float ScaleOf(const AttentionCase& c) {
+  const double scale = 1 / std::sqrt(static_cast<double>(c.head_dim));
+  return static_cast<float>(c.negative_scale ? -scale : scale);
+}
+
 }  // namespace
 
 void PrintTo(const AttentionCase& c, std::ostream* out) { *out << c.name; }
 
 std::vector<AttentionCase> AttentionCases() {
   std::vector<AttentionCase> cases = {
-      {.name = "OneToken", .queries = {0, 1}, .keys = {0, 1}},
+      // Many heads, so that a norm over their results means something.
+      {.name = "OneToken",
+       .queries = {0, 1},
+       .keys = {0, 1},
+       .head_dim = 20,
+       .kv_slot = std::vector<int32_t>(32)},
       {.name = "HeadDim1", .queries = {0, 37}, .keys = {0, 37}, .head_dim = 1},
       {.name = "HeadDim13", .queries = {0, 70}, .keys = {0, 70}, .head_dim = 13},
       {.name = "HeadDim64", .queries = {0, 300}, .keys = {0, 300}, .head_dim = 64},
@@ -74,6 +84,7 @@ std::vector<AttentionCase> AttentionCases() {
              for (int64_t i = 0; i < 40; ++i) starts[i] = i;
              return starts;
            }()},
+      {.name = "NegativeScale", .queries = {0, 70}, .keys = {0, 70}, .negative_scale = true},
       {.name = "HugeScores", .queries = {0, 100}, .keys = {0, 100}, .score_scale = 1e4},
       {.name = "NoQueries", .queries = {5, 5}, .keys = {0, 10}},
       {.name = "NoKeys", .queries = {0, 40}, .keys = {3, 3}},
@@ -89,12 +100,12 @@ AttentionFwdParams ForwardCall(const AttentionCase& c, Memory& memory) {
           .k = memory.Input({{k, c.slots, d}, c.gap}),
           .v = memory.Input({{k, c.slots, d}, c.gap}),
           .o = memory.Output("o", {{q, heads, d}, c.gap}),
-          .lse = memory.Output("lse", {{heads, q}, c.gap}),
+          .lse = memory.Output("lse", {{heads, q}, c.gap}, kW),
           .kv_slot = c.kv_slot,
           .queries = c.queries,
           .keys = c.keys,
           .mask = MaskOf(c),
-          .scale = static_cast<float>(1 / std::sqrt(static_cast<double>(d)))};
+          .scale = ScaleOf(c)};
 }
 
 AttentionBwdParams BackwardCall(const AttentionCase& c, Memory& memory) {
@@ -103,35 +114,35 @@ AttentionBwdParams BackwardCall(const AttentionCase& c, Memory& memory) {
                           .k = memory.Input({{k, c.slots, d}, c.gap}),
                           .v = memory.Input({{k, c.slots, d}, c.gap}),
                           .dout = memory.Input({{q, heads, d}, c.gap}),
-                          .dk = memory.InOut("dk", {{k, c.slots, d}, c.gap}),
-                          .dv = memory.InOut("dv", {{k, c.slots, d}, c.gap}),
+                          .dk = memory.InOut("dk", {{k, c.slots, d}, c.gap}, 1, kW),
+                          .dv = memory.InOut("dv", {{k, c.slots, d}, c.gap}, 1, kW),
                           .kv_slot = c.kv_slot,
                           .queries = c.queries,
                           .keys = c.keys,
                           .mask = MaskOf(c),
-                          .scale = static_cast<float>(1 / std::sqrt(static_cast<double>(d))),
+                          .scale = ScaleOf(c),
                           .accumulate_dq = c.accumulate_dq};
   const Memory::Shape dq = {{q, heads, d}, c.gap};
-  p.dq = c.accumulate_dq ? memory.InOut("dq", dq) : memory.Output("dq", dq);
+  p.dq = c.accumulate_dq ? memory.InOut("dq", dq, 1, kW) : memory.Output("dq", dq, kW);
   // The forward that came before, in memory of its own.
-  Memory forward(0);
+  Memory forward(0, memory.storage());
   const TensorView o = forward.Output("o", {{q, heads, d}}),
-                   lse = forward.Output("lse", {{heads, q}});
-  const TensorView delta = forward.Output("delta", {{q, heads}});
+                   lse = forward.Output("lse", {{heads, q}}, kW);
+  const TensorView delta = forward.Output("delta", {{q, heads}}, kW);
   UPIPE_CHECK_OK(RunCall(
       Reference(),
       AttentionFwdParams{p.q, p.k, p.v, o, lse, p.kv_slot, p.queries, p.keys, p.mask, p.scale},
       forward));
   UPIPE_CHECK_OK(RunCall(Reference(), RowDotParams{p.dout, o, delta}, forward));
-  p.lse = memory.Input({{heads, q}, c.gap});
-  p.delta = memory.Input({{q, heads}, c.gap});
+  p.lse = memory.Input({{heads, q}, c.gap}, 1, kW);
+  p.delta = memory.Input({{q, heads}, c.gap}, 1, kW);
   for (int64_t h = 0; h < heads; ++h) {
     for (int64_t t = 0; t < q; ++t) {
       SetElement(p.lse, h, t, 0, GetElement(lse, h, t));
       SetElement(p.delta, t, h, 0, GetElement(delta, t, h));
     }
   }
-  memory.SealInputs();
+  memory.Seal();
   return p;
 }
 

@@ -23,6 +23,7 @@ struct AttentionCase {
   std::optional<int64_t> window;
   std::vector<int64_t> document_starts = {0};
   double score_scale = 1;  // multiplies q: large makes huge scores
+  bool negative_scale = false;
   int64_t gap = 0;
   bool accumulate_dq = false;
 };

@@ -4,11 +4,13 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/api/bfloat16.h"
 
 namespace upipe::kernels::testing {
 namespace {
 
-constexpr int64_t kBorder = 16;  // sentinel elements before and after
+// Sentinel elements before and after; odd, so that a tensor is aligned to its elements and no more.
+constexpr int64_t kBorder = 17;
 constexpr char kSentinel = 0x5a;
 
 // Calls body(i, j, k) for every element.
@@ -29,6 +31,9 @@ void SetElement(const TensorView& view, int64_t i, int64_t j, int64_t k, double 
     case DType::kFloat32:
       *static_cast<float*>(element) = static_cast<float>(value);
       break;
+    case DType::kBFloat16:
+      *static_cast<BFloat16*>(element) = BFloat16::From(static_cast<float>(value));
+      break;
     case DType::kFloat64:
       *static_cast<double*>(element) = value;
       break;
@@ -46,6 +51,8 @@ double GetElement(const TensorView& view, int64_t i, int64_t j, int64_t k) {
   switch (view.dtype) {
     case DType::kFloat32:
       return *static_cast<const float*>(element);
+    case DType::kBFloat16:
+      return static_cast<const BFloat16*>(element)->ToFloat();
     case DType::kFloat64:
       return *static_cast<const double*>(element);
     case DType::kInt32:
@@ -62,10 +69,9 @@ void CopyElements(const TensorView& src, const TensorView& dst) {
   });
 }
 
-TensorView Memory::Add(std::string name, const Shape& shape, DType dtype,
+TensorView Memory::Add(const Shape& shape, DType dtype, bool writable,
                        const std::function<double()>& value) {
   auto block = std::make_unique<Block>();
-  block->name = std::move(name);
   TensorView& view = block->view;
   view = {nullptr, dtype, static_cast<int>(shape.dims.size()), {1, 1, 1}, {0, 0, 0}};
   int64_t elements = 1;
@@ -81,56 +87,71 @@ TensorView Memory::Add(std::string name, const Shape& shape, DType dtype,
   ForEach(view, [&](int64_t i, int64_t j, int64_t k) {
     SetElement(view, i, j, k, value());
     const int64_t offset = static_cast<char*>(view.At(i, j, k)) - block->bytes.data();
-    for (int64_t b = 0; b < size && !block->name.empty(); ++b) block->writable[offset + b] = true;
+    for (int64_t b = 0; b < size && writable; ++b) block->writable[offset + b] = true;
   });
   block->before = block->bytes;
   blocks_.push_back(std::move(block));
   return blocks_.back()->view;
 }
 
-TensorView Memory::Input(Shape shape, double scale) {
+TensorView Memory::Input(Shape shape, double scale, std::optional<DType> dtype) {
   std::normal_distribution<double> normal(0, scale);
-  return Add("", shape, DType::kFloat32, [&] { return normal(random_); });
+  return Add(shape, dtype.value_or(storage_), false, [&] { return normal(random_); });
 }
 
-TensorView Memory::Output(std::string name, Shape shape, DType dtype) {
-  return Add(std::move(name), shape, dtype, [] { return std::nan(""); });
+TensorView Memory::Output(std::string name, Shape shape, std::optional<DType> dtype) {
+  AddResult(std::move(name),
+            Add(shape, dtype.value_or(storage_), true, [] { return std::nan(""); }));
+  return results_.back().second;
 }
 
-TensorView Memory::InOut(std::string name, Shape shape, double scale, DType dtype) {
+TensorView Memory::InOut(std::string name, Shape shape, double scale, std::optional<DType> dtype) {
+  AddResult(std::move(name), Consumed(std::move(shape), scale, dtype));
+  return results_.back().second;
+}
+
+TensorView Memory::Consumed(Shape shape, double scale, std::optional<DType> dtype) {
   std::normal_distribution<double> normal(0, scale);
-  return Add(std::move(name), shape, dtype, [&] { return normal(random_); });
+  return Add(shape, dtype.value_or(storage_), true, [&] { return normal(random_); });
+}
+
+void Memory::AddResult(std::string name, const TensorView& view) {
+  results_.emplace_back(std::move(name), view);
 }
 
 TensorView Memory::Ints(const std::vector<int32_t>& values) {
   size_t next = 0;
-  return Add("", {{static_cast<int64_t>(values.size())}}, DType::kInt32,
+  return Add({{static_cast<int64_t>(values.size())}}, DType::kInt32, false,
              [&] { return values[next++]; });
 }
 
 TensorView Memory::Positions(const std::vector<int64_t>& values) {
   size_t next = 0;
-  return Add("", {{static_cast<int64_t>(values.size())}}, DType::kInt64,
+  return Add({{static_cast<int64_t>(values.size())}}, DType::kInt64, false,
              [&] { return static_cast<double>(values[next++]); });
 }
 
 TensorView Memory::Doubles(const std::vector<double>& values) {
   size_t next = 0;
-  return Add("", {{static_cast<int64_t>(values.size())}}, DType::kFloat64,
+  return Add({{static_cast<int64_t>(values.size())}}, DType::kFloat64, false,
              [&] { return values[next++]; });
 }
 
-void Memory::SealInputs() {
+void Memory::Seal() {
   for (auto& block : blocks_) block->before = block->bytes;
+}
+
+void Memory::Restore() {
+  for (auto& block : blocks_)
+    std::memcpy(block->bytes.data(), block->before.data(), block->before.size());
 }
 
 std::vector<Memory::Result> Memory::Results() const {
   std::vector<Result> results;
-  for (const auto& block : blocks_) {
-    if (block->name.empty()) continue;
-    Result& result = results.emplace_back(Result{block->name, {}});
-    ForEach(block->view, [&](int64_t i, int64_t j, int64_t k) {
-      result.values.push_back(GetElement(block->view, i, j, k));
+  for (const auto& [name, view] : results_) {
+    Result& result = results.emplace_back(Result{name, view.dtype, {}});
+    ForEach(view, [&, &view = view](int64_t i, int64_t j, int64_t k) {
+      result.values.push_back(GetElement(view, i, j, k));
     });
   }
   return results;
@@ -141,8 +162,7 @@ std::string Memory::Damage() const {
     const Block& block = *blocks_[index];
     for (size_t i = 0; i < block.bytes.size(); ++i) {
       if (block.writable[i] || block.bytes[i] == block.before[i]) continue;
-      return absl::StrCat("byte ", i, " of tensor ", index, " (",
-                          block.name.empty() ? "an input" : block.name, ") changed");
+      return absl::StrCat("byte ", i, " of tensor ", index, ", counted from 0 as built, changed");
     }
   }
   return "";

@@ -6,9 +6,11 @@
 #include <map>
 #include <memory>
 
+#include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "hwy/targets.h"
 #include "kernels/cpu/cpu_op_table.h"
+#include "kernels/cpu/isa.h"
 #include "kernels/host/host_parallel_for.h"
 #include "kernels/host/host_stream.h"
 #include "kernels/reference/reference_op_table.h"
@@ -17,27 +19,48 @@
 namespace upipe::kernels::testing {
 namespace {
 
-constexpr double kHalfEpsilon = 0x1p-24;  // of fp32
+// Half the distance from 1 to the next number.
+double HalfEpsilon(DType dtype) { return dtype == DType::kBFloat16 ? 0x1p-8 : 0x1p-24; }
 
-// All results of the call over several seeds, joined per result.
-std::vector<Memory::Result> RunSeeds(OpTable& ops, const BuildCall& build, int seeds,
-                                     int num_threads) {
-  std::vector<Memory::Result> joined;
-  for (int seed = 1; seed <= seeds; ++seed) {
-    Memory memory(seed);
-    const OpParams params = build(memory);
-    const absl::Status status = RunCall(ops, params, memory, num_threads);
-    EXPECT_TRUE(status.ok()) << NameOf(params) << ": " << status;
-    const std::vector<Memory::Result> results = memory.Results();
-    if (joined.empty()) joined.resize(results.size());
-    for (size_t i = 0; i < results.size(); ++i) {
-      joined[i].name = results[i].name;
-      joined[i].values.insert(joined[i].values.end(), results[i].values.begin(),
-                              results[i].values.end());
+// One call built from several seeds, to be run by one backend after another.
+class SeededCalls {
+ public:
+  SeededCalls(const BuildCall& build, DType storage, int seeds) {
+    for (int seed = 1; seed <= seeds; ++seed) {
+      Call& call = calls_.emplace_back();
+      call.memory = std::make_unique<Memory>(seed, storage);
+      call.params = build(*call.memory);
+      call.memory->Seal();
     }
   }
-  return joined;
-}
+
+  // All results of all seeds, joined per result, from memory as it was built.
+  std::vector<Memory::Result> Run(OpTable& ops, int num_threads) {
+    std::vector<Memory::Result> joined;
+    for (Call& call : calls_) {
+      call.memory->Restore();
+      const absl::Status status = RunCall(ops, call.params, *call.memory, num_threads);
+      EXPECT_TRUE(status.ok()) << NameOf(call.params) << ": " << status;
+      const std::vector<Memory::Result> results = call.memory->Results();
+      if (joined.empty()) {
+        joined = results;
+        continue;
+      }
+      for (size_t i = 0; i < results.size(); ++i) {
+        joined[i].values.insert(joined[i].values.end(), results[i].values.begin(),
+                                results[i].values.end());
+      }
+    }
+    return joined;
+  }
+
+ private:
+  struct Call {
+    std::unique_ptr<Memory> memory;
+    OpParams params;
+  };
+  std::vector<Call> calls_;
+};
 
 // One pool per size for the whole test: threads are slow to make.
 std::shared_ptr<ParallelFor> Pool(int num_threads) {
@@ -115,44 +138,79 @@ double RelativeError(const std::vector<double>& a, const std::vector<double>& b)
   return error == 0 ? 0 : std::sqrt(error / norm);
 }
 
-void ForEachIsa(const std::function<void(const std::string& isa)>& body) {
-  for (int64_t target : {HWY_AVX3, HWY_AVX2, HWY_SSE4, HWY_SCALAR}) {
+void ForEachIsa(const std::function<void(const std::string& isa)>& body, DType storage) {
+  const auto hold = [&](int64_t target, bool bf16_products) {
     hwy::SetSupportedTargetsForTest(0);
-    if (target != HWY_SCALAR && (hwy::SupportedTargets() & target) == 0) continue;
+    if (target != HWY_SCALAR && (hwy::SupportedTargets() & target) == 0) return;
     hwy::SetSupportedTargetsForTest(target);
-    SCOPED_TRACE(hwy::TargetName(target));
-    body(hwy::TargetName(target));
-  }
+    SetBf16ProductsForTest(bf16_products);
+    if (bf16_products && !HasBf16Products()) return;
+    const std::string isa =
+        absl::StrCat(hwy::TargetName(target), bf16_products ? " with bf16 products" : "");
+    SCOPED_TRACE(isa);
+    body(isa);
+  };
+  if (storage == DType::kBFloat16) hold(HWY_AVX3, true);
+  for (const int64_t target : {HWY_AVX3, HWY_AVX2, HWY_SSE4, HWY_SCALAR}) hold(target, false);
   hwy::SetSupportedTargetsForTest(0);
+  SetBf16ProductsForTest(true);
+}
+
+void ForEachStorage(const std::function<void(DType storage)>& body) {
+  for (const DType storage : {DType::kFloat32, DType::kBFloat16}) {
+    SCOPED_TRACE(NameOf(storage));
+    body(storage);
+  }
 }
 
 void ExpectCpuMatchesReference(const BuildCall& build, int seeds) {
-  const std::vector<Memory::Result> reference = RunSeeds(Reference(), build, seeds, 1);
-  const std::vector<Memory::Result> naive = RunSeeds(Naive(), build, seeds, 1);
+  ForEachStorage([&](DType storage) { ExpectCpuMatchesReferenceIn(storage, build, seeds); });
+}
+
+void ExpectCpuMatchesReferenceIn(DType storage, const BuildCall& build, int seeds) {
+  SeededCalls calls(build, storage, seeds);
+  const std::vector<Memory::Result> reference = calls.Run(Reference(), 1);
+  const std::vector<Memory::Result> naive = calls.Run(Naive(), 1);
   const auto expect_within_bound = [&](const std::vector<Memory::Result>& results,
                                        const char* what) {
     for (size_t i = 0; i < reference.size(); ++i) {
-      const double bound = 3 * RelativeError(naive[i].values, reference[i].values) + kHalfEpsilon;
+      const double bound =
+          3 * RelativeError(naive[i].values, reference[i].values) + HalfEpsilon(reference[i].dtype);
       EXPECT_LE(RelativeError(results[i].values, reference[i].values), bound)
           << reference[i].name << ", " << what;
     }
   };
-  ForEachIsa([&](const std::string&) {
-    expect_within_bound(RunSeeds(Cpu(), build, seeds, 1), "1 thread");
-  });
-  const std::vector<Memory::Result> once = RunSeeds(Cpu(), build, seeds, 1);
-  ExpectSameBits(once, RunSeeds(Cpu(), build, seeds, 1), "two runs with 1 thread differ");
-  const std::vector<Memory::Result> threads = RunSeeds(Cpu(), build, seeds, 3);
+  ForEachIsa([&](const std::string&) { expect_within_bound(calls.Run(Cpu(), 1), "1 thread"); },
+             storage);
+  ExpectSameBits(calls.Run(Cpu(), 1), calls.Run(Cpu(), 1), "two runs with 1 thread differ");
+  const std::vector<Memory::Result> threads = calls.Run(Cpu(), 3);
   expect_within_bound(threads, "3 threads");
-  ExpectSameBits(threads, RunSeeds(Cpu(), build, seeds, 3), "two runs with 3 threads differ");
+  ExpectSameBits(threads, calls.Run(Cpu(), 3), "two runs with 3 threads differ");
 }
 
 void ExpectCpuEqualsReference(const BuildCall& build) {
-  const std::vector<Memory::Result> reference = RunSeeds(Reference(), build, 2, 1);
-  ForEachIsa([&](const std::string&) {
-    ExpectSameBits(RunSeeds(Cpu(), build, 2, 1), reference, "1 thread differs from the reference");
-    ExpectSameBits(RunSeeds(Cpu(), build, 2, 3), reference, "3 threads differ from the reference");
+  ForEachStorage([&](DType storage) {
+    SeededCalls calls(build, storage, 2);
+    const std::vector<Memory::Result> reference = calls.Run(Reference(), 1);
+    ForEachIsa(
+        [&](const std::string&) {
+          ExpectSameBits(calls.Run(Cpu(), 1), reference, "1 thread differs from the reference");
+          ExpectSameBits(calls.Run(Cpu(), 3), reference, "3 threads differ from the reference");
+        },
+        storage);
   });
+}
+
+void SetSmallIntegers(const TensorView& view, int limit, Memory& memory) {
+  for (int64_t i = 0; i < view.shape[0]; ++i) {
+    for (int64_t j = 0; j < view.shape[1]; ++j) {
+      for (int64_t k = 0; k < view.shape[2]; ++k) {
+        const auto draw = static_cast<int>(memory.random()() % (2 * limit + 1));
+        SetElement(view, i, j, k, draw - limit);
+      }
+    }
+  }
+  memory.Seal();
 }
 
 void ExpectBothFail(const BuildCall& build, absl::StatusCode code) {

@@ -17,24 +17,34 @@ using BuildCall = std::function<OpParams(Memory&)>;
 
 OpTable& Reference();
 OpTable& Cpu();
-OpTable& Naive();  // the same-precision yardstick: plain fp32 loops
+OpTable& Naive();  // the same-precision yardstick: plain loops
 
 // Runs the call on its own stream with `num_threads` loop threads. The workspace is exactly as
 // large as asked for and full of NaN. Damage to anything but results is a test failure.
 absl::Status RunCall(OpTable& ops, const OpParams& params, const Memory& memory,
                      int num_threads = 1);
 
-// Cpu against reference within 3 times the error of naive plus half an epsilon of fp32 (norms taken
-// per result over `seeds` calls): on every instruction set of this machine, and on the best one
-// with 3 threads; there the same run twice has the same bits.
+// In fp32 and in bf16 storage: cpu against reference within 3 times the error of naive plus half an
+// epsilon of the result's dtype (norms taken per result over `seeds` calls): on every instruction
+// set of this machine, and on the best one with 3 threads; there the same run twice has the same
+// bits.
 void ExpectCpuMatchesReference(const BuildCall& build, int seeds = 4);
-// The same bits as the reference, with 1 and 3 threads.
+// The same in one storage type.
+void ExpectCpuMatchesReferenceIn(DType storage, const BuildCall& build, int seeds = 4);
+// The same bits as the reference in fp32 and in bf16 storage, with 1 and 3 threads.
 void ExpectCpuEqualsReference(const BuildCall& build);
+// Every element becomes an integer of [-limit, limit]: sums of them are exact in any order.
+void SetSmallIntegers(const TensorView& view, int limit, Memory& memory);
 // Both backends refuse the call while it runs, with this code.
 void ExpectBothFail(const BuildCall& build, absl::StatusCode code);
 
-// Calls body() with the cpu backend held to each instruction set of this machine in turn.
-void ForEachIsa(const std::function<void(const std::string& isa)>& body);
+// Calls body() with each storage type.
+void ForEachStorage(const std::function<void(DType storage)>& body);
+
+// Calls body() with the cpu backend held to each instruction set of this machine in turn; for fp32
+// calls not also to the processor's bf16 products.
+void ForEachIsa(const std::function<void(const std::string& isa)>& body,
+                DType storage = DType::kBFloat16);
 
 // ||a - b|| / ||b|| over finite elements of b; infinity when any other element differs.
 double RelativeError(const std::vector<double>& a, const std::vector<double>& b);

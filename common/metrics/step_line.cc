@@ -1,0 +1,140 @@
+#include "common/metrics/step_line.h"
+
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/str_cat.h"
+
+namespace upipe {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json PositionsJson(const google::protobuf::RepeatedPtrField<v1::PositionLoss>& positions) {
+  Json list = Json::array();
+  for (const v1::PositionLoss& range : positions) {
+    list.push_back({{"begin", range.begin()},
+                    {"end", range.end()},
+                    {"loss", range.loss()},
+                    {"tokens", range.tokens()}});
+  }
+  return list;
+}
+
+Json MemoryJson(const v1::MemoryUsage& memory) {
+  Json tags = Json::object();
+  for (const v1::TagBytes& tag : memory.tags()) {
+    if (tag.peak_bytes() == 0) continue;
+    tags[tag.tag()] = {{"bytes", tag.bytes()},
+                       {"peak_bytes", tag.peak_bytes()},
+                       {"at_peak_bytes", tag.at_peak_bytes()}};
+  }
+  return {{"current_bytes", memory.current_bytes()},
+          {"peak_bytes", memory.peak_bytes()},
+          {"attention_peak_bytes", memory.attention_peak_bytes()},
+          {"arena_bytes", memory.arena_bytes()},
+          {"peak_moment", memory.peak_moment()},
+          {"tags", std::move(tags)}};
+}
+
+// Members of the wrong kind make nlohmann throw; ParseStepLine catches.
+double NumberOf(const Json& object, const char* name) {
+  const auto found = object.find(name);
+  if (found == object.end()) return 0;
+  return found->is_null() ? std::numeric_limits<double>::quiet_NaN() : found->get<double>();
+}
+
+void ReadPositions(const Json& object, const char* name,
+                   google::protobuf::RepeatedPtrField<v1::PositionLoss>* positions) {
+  if (!object.contains(name)) return;
+  for (const Json& range : object.at(name)) {
+    v1::PositionLoss& position = *positions->Add();
+    position.set_begin(range.at("begin").get<int64_t>());
+    position.set_end(range.at("end").get<int64_t>());
+    position.set_loss(NumberOf(range, "loss"));
+    position.set_tokens(range.at("tokens").get<int64_t>());
+  }
+}
+
+void ReadMemory(const Json& object, v1::MemoryUsage& memory) {
+  memory.set_current_bytes(object.value("current_bytes", int64_t{0}));
+  memory.set_peak_bytes(object.value("peak_bytes", int64_t{0}));
+  memory.set_attention_peak_bytes(object.value("attention_peak_bytes", int64_t{0}));
+  memory.set_arena_bytes(object.value("arena_bytes", int64_t{0}));
+  memory.set_peak_moment(object.value("peak_moment", std::string()));
+  if (!object.contains("tags")) return;
+  for (const auto& [name, bytes] : object.at("tags").items()) {
+    v1::TagBytes& tag = *memory.add_tags();
+    tag.set_tag(name);
+    tag.set_bytes(bytes.value("bytes", int64_t{0}));
+    tag.set_peak_bytes(bytes.value("peak_bytes", int64_t{0}));
+    tag.set_at_peak_bytes(bytes.value("at_peak_bytes", int64_t{0}));
+  }
+}
+
+StepLine Read(const Json& object) {
+  StepLine line;
+  line.rank = object.at("rank").get<int>();
+  line.missing_steps = object.value("missing_steps", int64_t{0});
+  v1::StepReport& report = line.report;
+  report.set_step(object.at("step").get<int64_t>());
+  report.set_total_steps(object.value("total_steps", int64_t{0}));
+  report.set_loss(NumberOf(object, "loss"));
+  if (object.contains("held_out_loss")) report.set_held_out_loss(NumberOf(object, "held_out_loss"));
+  report.set_grad_norm(NumberOf(object, "grad_norm"));
+  report.set_learning_rate(NumberOf(object, "learning_rate"));
+  report.set_skipped(object.value("skipped", false));
+  report.set_skipped_steps_total(object.value("skipped_steps_total", int64_t{0}));
+  report.set_tokens(object.value("tokens", int64_t{0}));
+  report.set_tokens_per_second(NumberOf(object, "tokens_per_second"));
+  report.set_step_seconds(NumberOf(object, "step_seconds"));
+  report.set_comm_seconds(NumberOf(object, "comm_seconds"));
+  report.set_data_seconds(NumberOf(object, "data_seconds"));
+  report.set_unix_millis(object.value("unix_millis", int64_t{0}));
+  if (object.contains("sent_to_peer_bytes")) {
+    for (const Json& bytes : object.at("sent_to_peer_bytes"))
+      report.add_bytes_sent_to_peer(bytes.get<int64_t>());
+  }
+  ReadPositions(object, "loss_by_position", report.mutable_loss_by_position());
+  ReadPositions(object, "held_out_loss_by_position", report.mutable_held_out_loss_by_position());
+  if (object.contains("memory")) ReadMemory(object.at("memory"), *report.mutable_memory());
+  return line;
+}
+
+}  // namespace
+
+std::string FormatStepLine(const StepLine& line) {
+  const v1::StepReport& report = line.report;
+  Json object = {{"rank", line.rank}, {"step", report.step()}};
+  if (line.missing_steps > 0) object["missing_steps"] = line.missing_steps;
+  object["total_steps"] = report.total_steps();
+  object["loss"] = report.loss();
+  if (report.has_held_out_loss()) object["held_out_loss"] = report.held_out_loss();
+  object["grad_norm"] = report.grad_norm();
+  object["learning_rate"] = report.learning_rate();
+  object["skipped"] = report.skipped();
+  object["skipped_steps_total"] = report.skipped_steps_total();
+  object["tokens"] = report.tokens();
+  object["tokens_per_second"] = report.tokens_per_second();
+  object["step_seconds"] = report.step_seconds();
+  object["comm_seconds"] = report.comm_seconds();
+  object["data_seconds"] = report.data_seconds();
+  object["unix_millis"] = report.unix_millis();
+  object["sent_to_peer_bytes"] = report.bytes_sent_to_peer();
+  object["loss_by_position"] = PositionsJson(report.loss_by_position());
+  if (report.has_held_out_loss()) {
+    object["held_out_loss_by_position"] = PositionsJson(report.held_out_loss_by_position());
+  }
+  object["memory"] = MemoryJson(report.memory());
+  return object.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+absl::StatusOr<StepLine> ParseStepLine(absl::string_view text) {
+  try {
+    return Read(Json::parse(text.begin(), text.end()));
+  } catch (const Json::exception& error) {
+    return absl::DataLossError(absl::StrCat("no line of metrics.jsonl: ", error.what()));
+  }
+}
+
+}  // namespace upipe

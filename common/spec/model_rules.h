@@ -1,0 +1,30 @@
+// What the model section of a job means: presets laid under what is written, defaults, the rules of
+// sizes, windows and RoPE scaling. Apart from job_spec because a preset, a Hugging Face file and a
+// job file all end in the same ModelSpec.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "common/spec/spec_checker.h"
+#include "upipe/v1/job.pb.h"
+
+namespace upipe {
+
+// `base` with what `given` sets: optional fields that are present, other scalars that are not 0.
+// `given` with a RoPE scaling of another kind drops the one of `base`.
+v1::ModelSpec LaidOver(const v1::ModelSpec& base, const v1::ModelSpec& given);
+
+// `model` over its preset, where that is known, with every default of job.proto. `preset` stays.
+v1::ModelSpec WithModelDefaults(const v1::ModelSpec& model);
+
+// The violations of `model`, which is WithModelDefaults, under a context of that many tokens; 0
+// when that is not known.
+void CheckModel(const v1::ModelSpec& model, int64_t context, SpecChecker& checker);
+
+// Legal but unlikely to be meant: a context beyond the positions the model was trained for, or that
+// its RoPE scaling reaches. `model` is WithModelDefaults and has no violations.
+std::vector<std::string> PositionWarnings(const v1::ModelSpec& model, int64_t context);
+
+}  // namespace upipe

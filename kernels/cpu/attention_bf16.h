@@ -1,0 +1,21 @@
+// Attention on tensors stored as bf16, with the processor's own bf16 products (AVX-512 BF16): the
+// counterparts of the Highway blocks in attention_fwd.cc and attention_bwd.cc. Call them only while
+// HasBf16Products().
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/api/op_params.h"
+
+namespace upipe::kernels::cpu {
+
+// Queries [first, first + count) of one head, count <= Bf16QueryBlock(head_dim).
+void AttentionForwardBlockBf16(const AttentionFwdParams& p, int64_t head, int64_t first,
+                               int64_t count);
+int64_t Bf16QueryBlock(int64_t head_dim);
+
+// All heads of `slot`, the queries of one chunk against the keys of one chunk.
+void AttentionBackwardChunkBf16(const AttentionBwdParams& p, int32_t slot, PositionRun query_chunk,
+                                PositionRun key_chunk);
+
+}  // namespace upipe::kernels::cpu

@@ -1,0 +1,96 @@
+// Timing a step changes nothing about it, and what is counted is what the plan's dry run counts.
+#include "benchmarks/step/timed_device.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "engine/comm/inproc/inproc_communicator.h"
+#include "engine/train/rank_run.h"
+#include "planner/plan.h"
+#include "tests/support/engine/engine_harness.h"
+
+namespace upipe::bench {
+namespace {
+
+// Loss and norm of the last of three steps.
+struct Outcome {
+  double loss = 0;
+  double grad_norm = 0;
+};
+
+Outcome RunSteps(kernels::Device& device, const v1::RunPlan& plan) {
+  const auto comms = comm::InprocGroup::Create(1, {});
+  const auto stream = device.CreateStream("compute");
+  const engine::RankContext context(device, *stream, *comms[0], nullptr,
+                                    model::StorageTypeOf(plan.spec().train()));
+  const auto step = train::TrainStep::Create(context, plan);
+  EXPECT_TRUE(step.ok()) << step.status();
+  const testing::Sequence sequence =
+      testing::MakeSequence(plan.spec().train().context(), plan.padded_context(), 37, 5);
+  const train::HostTokens host{sequence.tokens.data(), sequence.labels.data()};
+  Outcome outcome;
+  for (int number = 1; number <= 3; ++number) {
+    const auto result = (*step)->Run(number, host);
+    EXPECT_TRUE(result.ok()) << result.status();
+    outcome = {result->loss, result->grad_norm};
+  }
+  return outcome;
+}
+
+class TimedDeviceTest : public ::testing::TestWithParam<bool> {
+ protected:
+  const v1::RunPlan plan_ = *testing::MakePlan(testing::MakeSpec({.ranks = 1, .bf16 = GetParam()}));
+};
+
+TEST_P(TimedDeviceTest, LeavesTheStepAsItIs) {
+  const auto bare = *train::CreateRankDevice(plan_, 0);
+  const auto behind = *train::CreateRankDevice(plan_, 0);
+  TimedDevice timed(*behind, Clock::kWall);
+  const Outcome expected = RunSteps(*bare, plan_);
+  const Outcome outcome = RunSteps(timed, plan_);
+  EXPECT_EQ(outcome.loss, expected.loss);
+  EXPECT_EQ(outcome.grad_norm, expected.grad_norm);
+}
+
+TEST_P(TimedDeviceTest, CountsWhatTheDryRunCounts) {
+  const auto device = *train::CreateRankDevice(plan_, 0);
+  TimedDevice timed(*device, Clock::kWall);
+  const auto comms = comm::InprocGroup::Create(1, {});
+  const auto stream = timed.CreateStream("compute");
+  const engine::RankContext context(timed, *stream, *comms[0], nullptr,
+                                    model::StorageTypeOf(plan_.spec().train()));
+  const auto step = *train::TrainStep::Create(context, plan_);
+  const testing::Sequence sequence =
+      testing::MakeSequence(plan_.spec().train().context(), plan_.padded_context(), 37, 5);
+  ASSERT_TRUE(stream->Synchronize().ok());
+  timed.profile().Take();
+  const double start = Seconds(Clock::kWall);
+  ASSERT_TRUE(step->AnyRank(false).ok());
+  ASSERT_TRUE(step->Run(1, {sequence.tokens.data(), sequence.labels.data()}).ok());
+  const double wall = Seconds(Clock::kWall) - start;
+  std::map<std::string, OpTime> by_op;
+  double in_compute = 0;
+  for (const auto& [key, time] : timed.profile().Take()) {
+    by_op[key.op].Add(time);
+    if (key.stream == "compute") in_compute += time.seconds;
+    EXPECT_EQ(key.op == "matmul", !key.shape.empty()) << key.op;
+  }
+  EXPECT_GT(in_compute, 0);
+  EXPECT_LE(in_compute, wall);
+  by_op.erase("copy or collective");
+
+  const auto dry = *planner::DryRunRank(plan_, 0);
+  ASSERT_EQ(by_op.size(), dry.counts.by_op.size());
+  for (const auto& [op, count] : dry.counts.by_op) {
+    EXPECT_EQ(by_op[op].calls, count.calls) << op;
+    EXPECT_DOUBLE_EQ(by_op[op].cost.flops, count.cost.flops) << op;
+    EXPECT_DOUBLE_EQ(by_op[op].cost.bytes_read, count.cost.bytes_read) << op;
+  }
+  EXPECT_TRUE(timed.profile().Take().empty());
+}
+
+INSTANTIATE_TEST_SUITE_P(Dtypes, TimedDeviceTest, ::testing::Bool(),
+                         [](const auto& info) { return info.param ? "bf16" : "fp32"; });
+
+}  // namespace
+}  // namespace upipe::bench
