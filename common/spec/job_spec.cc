@@ -8,6 +8,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/rounding.h"
 #include "common/spec/model_rules.h"
 #include "common/spec/spec_checker.h"
 #include "common/units.h"
@@ -16,10 +17,6 @@ namespace upipe {
 namespace {
 
 constexpr int64_t kMaxSize = int64_t{1} << 62;  // of any product the engine forms
-
-int64_t RoundUp(int64_t value, int64_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
 
 // Legal U (SCHEDULE "Legal U"): multiples of the ranks up to the first at or above the heads.
 std::string LegalHeadsPerStage(int64_t num_heads, int64_t ranks) {

@@ -27,7 +27,24 @@ TensorView HeadsOf(void* data, DType dtype, int64_t tokens, int64_t heads, int64
   return TensorView::Tensor3(data, dtype, {tokens, heads, head_dim}, heads * head_dim, head_dim);
 }
 
-// A [T, heads, D] view with contiguous heads as the matrix [T, heads * D].
+// The same, one head after the other: attention reads a head's rows as one block.
+TensorView HeadBlocks(void* data, DType dtype, int64_t tokens, int64_t heads, int64_t head_dim) {
+  return TensorView::Tensor3(data, dtype, {tokens, heads, head_dim}, head_dim, tokens * head_dim);
+}
+
+// [T, D] of one head.
+TensorView Head(const TensorView& heads, int64_t index) {
+  return TensorView::Matrix(heads.At(0, index), heads.dtype, heads.shape[0], heads.shape[2],
+                            heads.stride[0]);
+}
+
+// Every head's rows as a block of their own; `heads` are HeadBlocks or rows of them.
+void AddHeads(int peer, const TensorView& heads, std::vector<comm::Block>& blocks) {
+  const int64_t bytes = heads.shape[0] * heads.shape[2] * SizeOf(heads.dtype);
+  for (int64_t i = 0; i < heads.shape[1]; ++i) blocks.push_back({peer, heads.At(0, i), bytes});
+}
+
+// A [T, heads, D] view with heads side by side as the matrix [T, heads * D].
 TensorView AsMatrix(const TensorView& heads) {
   return TensorView::Matrix(heads.data, heads.dtype, heads.shape[0],
                             heads.shape[1] * heads.shape[2], heads.stride[0]);
@@ -88,8 +105,8 @@ TensorView HeadChunkAttention::OwnTokens(int stage, int rank, const Buffer& stag
   for (int r = 0; r < rank; ++r) {
     if (r != context_.rank()) heads_before += Work(stage, r).query_heads_size();
   }
-  return HeadsOf(AddressOf(staging, heads_before * n * params_.head_dim, stored()), stored(), n,
-                 Work(stage, rank).query_heads_size(), params_.head_dim);
+  return HeadBlocks(AddressOf(staging, heads_before * n * params_.head_dim, stored()), stored(), n,
+                    Work(stage, rank).query_heads_size(), params_.head_dim);
 }
 
 TensorView HeadChunkAttention::OwnTokensOfSlot(const Buffer& slots, int64_t slot) const {
@@ -117,8 +134,8 @@ TensorView HeadChunkAttention::AllHeads(const AttentionOutput& output) const {
 }
 
 TensorView HeadChunkAttention::StageHeads(const Buffer& buffer, int stage, DType dtype) const {
-  return HeadsOf(buffer.data(), dtype, params_.tokens.padded_context,
-                 Work(stage, context_.rank()).query_heads_size(), params_.head_dim);
+  return HeadBlocks(buffer.data(), dtype, params_.tokens.padded_context,
+                    Work(stage, context_.rank()).query_heads_size(), params_.head_dim);
 }
 
 TensorView HeadChunkAttention::KvSlots(const Buffer& buffer, DType dtype) const {
@@ -156,14 +173,22 @@ absl::Status HeadChunkAttention::ForNormalisedTiles(const TensorView& x, const T
 
 absl::Status HeadChunkAttention::Project(const TensorView& xn, int64_t begin, const Projection& p,
                                          int64_t first_head, const TensorView& heads) {
-  const int64_t first = first_head * params_.head_dim;
-  const int64_t columns = heads.shape[1] * params_.head_dim;
-  UPIPE_RETURN_IF_ERROR(context_.Run(kernels::MatmulParams{
-      .a = xn,
-      .b = p.weight.Rows(first, columns),
-      .c = AsMatrix(heads),
-      .transpose_b = true,
-      .bias = p.bias.present() ? p.bias.Rows(first, columns) : TensorView()}));
+  const int64_t dim = params_.head_dim;
+  const auto multiply = [&](int64_t first, int64_t columns, const TensorView& c) {
+    return context_.Run(kernels::MatmulParams{
+        .a = xn,
+        .b = p.weight.Rows(first, columns),
+        .c = c,
+        .transpose_b = true,
+        .bias = p.bias.present() ? p.bias.Rows(first, columns) : TensorView()});
+  };
+  if (heads.stride[1] == dim) {
+    UPIPE_RETURN_IF_ERROR(multiply(first_head * dim, heads.shape[1] * dim, AsMatrix(heads)));
+  } else {
+    for (int64_t i = 0; i < heads.shape[1]; ++i) {
+      UPIPE_RETURN_IF_ERROR(multiply((first_head + i) * dim, dim, Head(heads, i)));
+    }
+  }
   if (p.norm.present()) {
     UPIPE_RETURN_IF_ERROR(context_.Run(kernels::RmsNormFwdParams{
         .x = heads, .weight = p.norm, .y = heads, .eps = params_.rms_norm_eps}));
@@ -200,10 +225,8 @@ absl::Status HeadChunkAttention::SendQueries(int stage, const Buffer& staging,
   const int64_t n = params_.tokens.tokens_per_rank;
   for (int r = 0; r < num_ranks(); ++r) {
     if (r == context_.rank()) continue;
-    const TensorView block = OwnTokens(stage, r, staging, destination);
-    exchange.sends.push_back({r, block.data, block.num_bytes()});
-    const TensorView rows = received.Rows(r * n, n);
-    exchange.receives.push_back({r, rows.data, rows.num_bytes()});
+    AddHeads(r, OwnTokens(stage, r, staging, destination), exchange.sends);
+    AddHeads(r, received.Rows(r * n, n), exchange.receives);
   }
   return context_.comm().AllToAllV(exchange, context_.stream());
 }
@@ -262,10 +285,8 @@ absl::Status HeadChunkAttention::ReturnHeads(int stage, const Buffer& heads,
   const int64_t n = params_.tokens.tokens_per_rank;
   for (int r = 0; r < num_ranks(); ++r) {
     if (r == context_.rank()) continue;
-    const TensorView rows = whole.Rows(r * n, n);
-    exchange.sends.push_back({r, rows.data, rows.num_bytes()});
-    const TensorView block = OwnTokens(stage, r, staging, heads);
-    exchange.receives.push_back({r, block.data, block.num_bytes()});
+    AddHeads(r, whole.Rows(r * n, n), exchange.sends);
+    AddHeads(r, OwnTokens(stage, r, staging, heads), exchange.receives);
   }
   return context_.comm().AllToAllV(exchange, context_.stream());
 }
@@ -399,11 +420,13 @@ absl::Status HeadChunkAttention::ProjectOutputGradient(int stage, const TensorVi
     const TensorView delta = TensorView::Matrix(own ? delta_home : staged_delta, kF32, n, heads);
     if (heads > 0) {
       const int64_t first = work.query_heads(0);
-      UPIPE_RETURN_IF_ERROR(context_.Run(kernels::MatmulParams{
-          .a = dh,
-          .b = TensorView::Matrix(weights.wo.At(0, first * dim), stored(), params_.hidden_size,
-                                  heads * dim, num_heads * dim),
-          .c = AsMatrix(dout)}));
+      for (int64_t i = 0; i < heads; ++i) {
+        UPIPE_RETURN_IF_ERROR(context_.Run(kernels::MatmulParams{
+            .a = dh,
+            .b = TensorView::Matrix(weights.wo.At(0, (first + i) * dim), stored(),
+                                    params_.hidden_size, dim, num_heads * dim),
+            .c = Head(dout, i)}));
+      }
       UPIPE_RETURN_IF_ERROR(context_.Run(
           kernels::RowDotParams{.a = dout,
                                 .b = HeadColumns(output.out, stored(), first, heads, num_heads),
@@ -411,9 +434,9 @@ absl::Status HeadChunkAttention::ProjectOutputGradient(int stage, const TensorVi
     }
     if (own) continue;
     staged_delta += n * heads;
-    exchange.sends.push_back({c, dout.data, dout.num_bytes()});
+    AddHeads(c, dout, exchange.sends);
+    AddHeads(c, received.Rows(c * n, n), exchange.receives);
     exchange.sends.push_back({c, delta.data, delta.num_bytes()});
-    exchange.receives.push_back({c, received.At(c * n), n * own_heads * dim * SizeOf(stored())});
     exchange.receives.push_back({c, delta_home, n * own_heads * SizeOf(kF32)});
   }
   return context_.comm().AllToAllV(exchange, context_.stream());

@@ -85,8 +85,9 @@ class HeadChunkAttention {
   int num_ranks() const { return params_.tokens.ranks; }
   const v1::HeadChunkSchedule::RankWork& Work(int stage, int rank) const;
   kernels::DType stored() const { return context_.storage(); }
-  // Where the own tokens of rank `rank`'s query heads lie, [N, heads, D]: the own rank's in `whole`
-  // ([Lp, heads, D]), so that they need not travel; the others' in staging, lower ranks first.
+  // Where the own tokens of rank `rank`'s query heads lie, [N, heads, D], head after head: the own
+  // rank's in `whole` ([heads, Lp, D]), so that they need not travel; the others' in staging, lower
+  // ranks first.
   kernels::TensorView OwnTokens(int stage, int rank, const kernels::Buffer& staging,
                                 const kernels::Buffer& whole) const;
   // The same of one K/V head: in slot `slot` of `slots`, or the `index`th of staging. [N, 1, D]
@@ -96,7 +97,7 @@ class HeadChunkAttention {
   kernels::TensorView HeadColumns(const kernels::Buffer& all_heads, kernels::DType dtype,
                                   int64_t first_head, int64_t heads, int64_t total_heads) const;
   kernels::TensorView StageHeads(const kernels::Buffer& buffer, int stage,
-                                 kernels::DType dtype) const;  // [Lp, heads, D]
+                                 kernels::DType dtype) const;  // [Lp, heads, D], head after head
   kernels::TensorView KvSlots(const kernels::Buffer& buffer,
                               kernels::DType dtype) const;  // [Lp, slots, D]
   std::vector<int32_t> SlotOfHead(int stage) const;         // of each own query head
@@ -117,7 +118,7 @@ class HeadChunkAttention {
   absl::Status FetchOne(int stage, const kernels::TensorView& x, const kernels::TensorView& norm,
                         const Projection& projection, const kernels::Buffer& staging,
                         const kernels::Buffer& destination);
-  // heads [rows, heads, D] = xn projected to `num_heads` heads from `first_head` on, normalised and
+  // heads [rows, heads, D] = xn projected to as many heads from `first_head` on, normalised and
   // rotated as the projection says.
   absl::Status Project(const kernels::TensorView& xn, int64_t begin, const Projection& projection,
                        int64_t first_head, const kernels::TensorView& heads);

@@ -6,6 +6,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
+#include "common/rounding.h"
 #include "xxhash.h"
 
 namespace upipe::model {
@@ -13,10 +14,6 @@ namespace {
 
 // Alignment of a tensor in its unit, elements.
 constexpr int64_t kTensorAlignment = 16;
-
-int64_t RoundUp(int64_t value, int64_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
 
 void Add(ParameterUnit& unit, std::string name, std::vector<int64_t> shape, double stddev,
          double value = 1) {
@@ -82,8 +79,7 @@ ParameterLayout ParameterLayout::Make(const ModelConfig& config, int num_ranks) 
   }
   auto shard = [&](ParameterUnit& unit) {
     for (const ParameterTensor& tensor : unit.tensors) layout.num_parameters += tensor.num_elements;
-    unit.shard_elements =
-        RoundUp((unit.num_elements + num_ranks - 1) / num_ranks, kTensorAlignment);
+    unit.shard_elements = RoundUp(CeilDiv(unit.num_elements, num_ranks), kTensorAlignment);
     unit.num_elements = unit.shard_elements * num_ranks;
     unit.shard_offset = layout.shard_elements;
     layout.shard_elements += unit.shard_elements;

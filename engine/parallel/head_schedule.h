@@ -31,9 +31,9 @@ uint64_t HashOf(const v1::HeadChunkSchedule& schedule);
 // Elements of a stage's buffers, in units of [tokens] x head_dim; maxima over the stages of the
 // schedule.
 struct StageExtents {
-  int64_t query_heads =
-      0;  // of one rank: q, o, dO, dq hold [padded context, query_heads, head_dim]
-  // Of the other ranks: staging holds [tokens per rank, staged_heads, head_dim].
+  // Of one rank: q, o, dO, dq hold [query_heads, padded context, head_dim].
+  int64_t query_heads = 0;
+  // Of the other ranks: staging holds [staged_heads, tokens per rank, head_dim].
   int64_t staged_heads = 0;
   int64_t kv_slots = 0;     // k, v, dk, dv hold [kv_slots, padded context, head_dim]
   int64_t local_heads = 0;  // heads of the rank over all stages: rows of the log-sum-exp

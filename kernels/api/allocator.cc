@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
+#include "common/rounding.h"
 
 namespace upipe::kernels {
 namespace {
@@ -22,11 +23,6 @@ struct FreedPiece {
   Event event;
   uint64_t sequence = 0;  // releases in host order
 };
-
-int64_t RoundUp(int64_t bytes) {
-  constexpr int64_t kMask = Allocator::kAlignmentBytes - 1;
-  return (bytes + kMask) & ~kMask;
-}
 
 }  // namespace
 
@@ -178,7 +174,7 @@ absl::StatusOr<Buffer> Allocator::Allocate(MemoryTag tag, int64_t bytes, Stream&
   Buffer buffer;
   if (bytes > 0) {
     const bool fits_arena = bytes <= state.options.arena_bytes;
-    const int64_t block_bytes = fits_arena ? RoundUp(bytes) : bytes;
+    const int64_t block_bytes = fits_arena ? RoundUp(bytes, Allocator::kAlignmentBytes) : bytes;
     const int64_t offset = fits_arena ? state.Take(block_bytes) : -1;
     if (offset < 0) {
       return absl::ResourceExhaustedError(absl::StrCat(
@@ -205,7 +201,7 @@ void Allocator::Release(Buffer& buffer) {
   State& state = *state_;
   --state.live_buffers;
   if (buffer.size_bytes_ == 0) return;
-  const int64_t block_bytes = RoundUp(buffer.size_bytes_);
+  const int64_t block_bytes = RoundUp(buffer.size_bytes_, kAlignmentBytes);
   if (state.options.poison_freed) {
     buffer.stream_->Submit([data = buffer.data_, block_bytes](ExecContext&) {
       std::memset(data, 0xFF, static_cast<size_t>(block_bytes));

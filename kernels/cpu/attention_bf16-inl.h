@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "common/rounding.h"
 #include "kernels/api/tensor_view.h"
 
 #define UPIPE_BF16_BEGIN      \
@@ -35,10 +36,6 @@ using Pair = uint32_t;  // the earlier number in the lower half
 constexpr int64_t kBf16Lanes = 16;              // fp32 numbers or pairs of a vector
 constexpr int64_t kBf16Panel = 2 * kBf16Lanes;  // columns of a full tile
 constexpr int64_t kBf16Rows = 8;                // rows of a tile
-
-constexpr int64_t RoundUp(int64_t n, int64_t multiple) {
-  return (n + multiple - 1) / multiple * multiple;
-}
 
 // The first `count` of 16 or 32 lanes; all when count is larger.
 inline __mmask16 FirstLanes(int64_t count) {

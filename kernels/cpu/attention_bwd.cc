@@ -60,7 +60,7 @@ void Transpose(const TensorView& view, int64_t first, int32_t slot, int64_t coun
   std::fill_n(panels, tile.key_tile * tile.head_dim, 0.0f);
   for (int64_t i = 0; i < count; ++i) {
     alignas(64) float row[kMaxHeadDim];
-    CopyRow(view, first + i, slot, row);
+    LoadRow(view, first + i, slot, row);
     float* column = panels + i / kPanel * tile.head_dim * kPanel + i % kPanel;
     for (int64_t e = 0; e < tile.head_dim; ++e) column[e * kPanel] = row[e];
   }
@@ -134,8 +134,8 @@ void BackwardQueries(const AttentionBwdParams& p, int64_t head, PositionRun quer
   if (reach.begin == reach.end) return;
   const int64_t begin = (reach.begin - keys.begin) / kPanel * kPanel;
   const int64_t end = (reach.end - keys.begin + kPanel - 1) / kPanel * kPanel;
-  const Rows q = CopyRows(p.q, first, head, count, tile.width, tile.queries);
-  const Rows dout = CopyRows(p.dout, first, head, count, tile.width, tile.douts);
+  const Rows q = LoadRows(p.q, first, head, count, tile.width, tile.queries);
+  const Rows dout = LoadRows(p.dout, first, head, count, tile.width, tile.douts);
   const int64_t num_next = next.end - next.begin, steps = tile.query_tile / kTileRows;
   ComingRows next_queries(p.q, first + count, head, num_next, steps * ((end - begin) / kPanel));
   ComingRows next_douts(p.dout, first + count, head, num_next, steps * ((end - begin) / kPanel));
@@ -198,7 +198,7 @@ void AttentionBackwardChunk(const AttentionBwdParams& p, int32_t slot, PositionR
     if (queries.begin == queries.end) continue;
     Transpose(p.k, first, slot, count, tile, tile.keys_t);
     Transpose(p.v, first, slot, count, tile, tile.values_t);
-    const Rows key_rows = CopyRows(p.k, first, slot, count, tile.width, tile.keys);
+    const Rows key_rows = LoadRows(p.k, first, slot, count, tile.width, tile.keys);
     std::fill_n(tile.dk, count * tile.width, 0.0f);
     std::fill_n(tile.dv, count * tile.width, 0.0f);
     for (int64_t head = 0; head < p.q.shape[1]; ++head) {

@@ -136,7 +136,7 @@ void LoadQueries(const AttentionFwdParams& p, int64_t head, int64_t first, int64
   std::fill_n(block.sum, panels * kPanel, 0.0f);
   for (int64_t i = 0; i < count; ++i) {
     alignas(64) float q[kMaxHeadDim];
-    CopyRow(p.q, first + i, head, q);
+    LoadRow(p.q, first + i, head, q);
     float* column = block.queries + i / kPanel * head_dim * kPanel + i % kPanel;
     for (int64_t e = 0; e < head_dim; ++e) column[e * kPanel] = scale * q[e];
   }
@@ -176,8 +176,8 @@ void AttentionForwardBlock(const AttentionFwdParams& p, int64_t head, int64_t fi
   for (int64_t key = reach.begin; key < reach.end; key += kKeyTile) {
     const PositionRun tile = {key, std::min(reach.end, key + kKeyTile)};
     const int64_t row = key - p.keys.begin, num_keys = tile.end - tile.begin;
-    const Rows k = CopyRows(p.k, row, slot, num_keys, head_dim, block.keys);
-    const Rows v = CopyRows(p.v, row, slot, num_keys, head_dim, block.values);
+    const Rows k = LoadRows(p.k, row, slot, num_keys, head_dim, block.keys);
+    const Rows v = LoadRows(p.v, row, slot, num_keys, head_dim, block.values);
     const PositionRun next = Intersection({tile.end, tile.end + kKeyTile}, reach);
     const int64_t next_row = next.begin - p.keys.begin, num_next = next.end - next.begin;
     block.next_keys = ComingRows(p.k, next_row, slot, num_next, kKeyTile / kTileRows * panels);

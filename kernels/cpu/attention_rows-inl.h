@@ -24,7 +24,7 @@ struct Rows {
 };
 
 // Row (i, j) of `view`, fp32 or bf16, as fp32.
-HWY_INLINE void CopyRow(const TensorView& view, int64_t i, int64_t j, float* out) {
+HWY_INLINE void LoadRow(const TensorView& view, int64_t i, int64_t j, float* out) {
   WithStorageType(view.dtype, [&](auto storage) HWY_ATTR {
     const auto* in = static_cast<const decltype(storage)*>(view.At(i, j));
     ForEachVector(view.shape[2], [&](size_t e, size_t count) HWY_ATTR {
@@ -37,11 +37,11 @@ HWY_INLINE void CopyRow(const TensorView& view, int64_t i, int64_t j, float* out
 constexpr int64_t RowStride(int64_t width) { return width + 16; }
 
 // Rows [first, first + count) of index `head` of dim 1, in `copy`; zeros from head_dim to width.
-HWY_INLINE Rows CopyRows(const TensorView& view, int64_t first, int64_t head, int64_t count,
+HWY_INLINE Rows LoadRows(const TensorView& view, int64_t first, int64_t head, int64_t count,
                          int64_t width, float* copy) {
   const int64_t head_dim = view.shape[2], stride = RowStride(width);
   for (int64_t i = 0; i < count; ++i) {
-    CopyRow(view, first + i, head, copy + i * stride);
+    LoadRow(view, first + i, head, copy + i * stride);
     std::fill_n(copy + i * stride + head_dim, width - head_dim, 0.0f);
   }
   return {copy, stride};

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "common/rounding.h"
 #include "kernels/api/op_table.h"
 #include "kernels/api/stream.h"
 #include "kernels/cpu/row_ops.h"
@@ -15,7 +16,7 @@ namespace upipe::kernels::cpu {
 class ColumnPartials {
  public:
   ColumnPartials(int64_t rows, int64_t columns)
-      : rows_(rows), columns_(columns), rows_per_block_(kShortRun * Ceiling(rows, kMostRuns)) {}
+      : rows_(rows), columns_(columns), rows_per_block_(kShortRun * CeilDiv(rows, kMostRuns)) {}
 
   // Of the workspace: two rows of fp32 for each block.
   int64_t bytes() const { return blocks() * 2 * columns_ * static_cast<int64_t>(sizeof(float)); }
@@ -38,8 +39,7 @@ class ColumnPartials {
   static constexpr int64_t kMostBlocks = 32;
   static constexpr int64_t kMostRuns = kShortRun * kMostBlocks;
 
-  static int64_t Ceiling(int64_t a, int64_t b) { return (a + b - 1) / b; }
-  int64_t blocks() const { return rows_ == 0 ? 0 : Ceiling(rows_, rows_per_block_); }
+  int64_t blocks() const { return rows_ == 0 ? 0 : CeilDiv(rows_, rows_per_block_); }
 
   template <typename Add>
   void SumBlock(int64_t block, float* total, const Add& add) const {

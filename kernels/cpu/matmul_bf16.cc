@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "common/rounding.h"
 #include "common/status.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/isa.h"
@@ -36,8 +37,6 @@ constexpr BlockShape kSmallBlock = {96, 256};
 static_assert(kSmallBlock.bytes() <= kWorkspaceBytes / kMostPieces);
 
 int64_t InnerDim(const MatmulParams& p) { return p.transpose_a ? p.a.shape[0] : p.a.shape[1]; }
-
-int64_t RoundUp(int64_t n) { return (n + kSplit - 1) / kSplit * kSplit; }
 
 // Address of op(a)[i, k] and op(b)[k, j].
 void* AddressA(const MatmulParams& p, int64_t i, int64_t k) {
@@ -159,11 +158,11 @@ absl::Status MultiplyNative(const MatmulParams& p, const MatmulPiece& piece, voi
   }
   MatmulPiece first = piece, second = piece;
   if (piece.rows >= piece.columns) {
-    first.rows = RoundUp(piece.rows / 2);
+    first.rows = RoundUp(piece.rows / 2, kSplit);
     second.i += first.rows;
     second.rows -= first.rows;
   } else {
-    first.columns = RoundUp(piece.columns / 2);
+    first.columns = RoundUp(piece.columns / 2, kSplit);
     second.j += first.columns;
     second.columns -= first.columns;
   }
@@ -177,7 +176,7 @@ int64_t Bf16PiecesMost(const MatmulParams& p) {
   const int64_t m = p.c.shape[0], n = p.c.shape[1];
   const double flops =
       2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(InnerDim(p));
-  const int64_t blocks = RoundUp(std::max(m, n)) / kSplit;
+  const int64_t blocks = CeilDiv(std::max(m, n), kSplit);
   const auto worthwhile = static_cast<int64_t>(std::min(flops / kPieceFlops, double{kMostPieces}));
   return std::max<int64_t>(1, std::min(blocks, worthwhile));
 }
@@ -185,7 +184,8 @@ int64_t Bf16PiecesMost(const MatmulParams& p) {
 // A part of the workspace that is too small for a piece of oneDNN only makes it be halved, and the
 // blocks to convert are chosen to fit. Small products need no more than all three matrices as fp32.
 int64_t Bf16WorkspaceBytes(const MatmulParams& p) {
-  const int64_t m = RoundUp(p.c.shape[0]), n = RoundUp(p.c.shape[1]), k = RoundUp(InnerDim(p));
+  const int64_t m = RoundUp(p.c.shape[0], kSplit), n = RoundUp(p.c.shape[1], kSplit),
+                k = RoundUp(InnerDim(p), kSplit);
   const int64_t copies = (m * k + k * n + m * n) * int64_t{sizeof(float)};
   return std::min(kWorkspaceBytes, Bf16PiecesMost(p) * copies);
 }

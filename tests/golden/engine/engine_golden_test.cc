@@ -76,7 +76,8 @@ class EngineGolden : public ::testing::TestWithParam<Case> {
   // and half an epsilon of bf16 for tensors. Losses and norms are not stored in bf16.
   void ExpectNear(absl::Span<const float> actual, const std::string& name,
                   double fp32_bound) const {
-    const double bound = Bf16() ? 3 * Bf16Error(name) + kHalfEpsilonOfBf16 : fp32_bound;
+    const double bound =
+        Bf16() ? 3 * Bf16Error(name) + upipe::testing::kHalfEpsilonOfBf16 : fp32_bound;
     EXPECT_LE(RelativeError(actual, *file_->Tensor<float>(name)), bound) << name;
   }
   // One number a step: each of them in fp32, all together in bf16.
@@ -105,7 +106,6 @@ class EngineGolden : public ::testing::TestWithParam<Case> {
   static constexpr double kTensorBound = 1e-5;  // logits, loss, gradients
   static constexpr double kDeltaBound = 1e-3;   // weight changes over 20 steps
   static constexpr double kCurveBound = 2.5e-5;
-  static constexpr double kHalfEpsilonOfBf16 = 1.0 / 256;
 
   std::unique_ptr<GoldenFile> file_;
   v1::RunPlan plan_;

@@ -53,7 +53,6 @@ absl::StatusOr<Outcome> Gradients(const testing::SmallJob& job) {
   return outcome;
 }
 
-constexpr double kHalfEpsilonOfBf16 = 1.0 / 256;
 // Of any gradient on one rank; PyTorch's largest on models like these is a third of it
 // (tests/golden/make).
 constexpr double kLargestBf16Error = 0.1;
@@ -75,7 +74,7 @@ TEST_P(Invariance, EveryRankCountAndStageWidth) {
   const auto single = Gradients(job);
   ASSERT_TRUE(single.ok()) << single.status();
   const double half_epsilon =
-      job.bf16 ? kHalfEpsilonOfBf16 : std::numeric_limits<float>::epsilon() / 2;
+      job.bf16 ? upipe::testing::kHalfEpsilonOfBf16 : std::numeric_limits<float>::epsilon() / 2;
   const double loss_error = std::abs(single->loss - reference->loss) / reference->loss;
   const double loss_bound = job.bf16 ? 3 * loss_error + half_epsilon : 1e-6;
   for (int ranks : {1, 2, 4, 8}) {

@@ -78,6 +78,8 @@ class Collector {
   Tensors tensors_;
 };
 
+inline constexpr double kHalfEpsilonOfBf16 = 1.0 / 256;
+
 // ||a - b|| / ||b|| in double; infinity when sizes differ.
 double RelativeError(absl::Span<const float> a, absl::Span<const float> b);
 
