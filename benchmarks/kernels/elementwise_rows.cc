@@ -15,6 +15,7 @@ constexpr int64_t kVocab = 32768, kLossTokens = 256;
 struct Call {
   std::string name;
   OpParams params;
+  std::vector<StridedCopyParams> refill;  // before each timed call
 };
 
 // Tensors of one storage type, and the calls on them.
@@ -38,8 +39,8 @@ class Calls {
   TensorView Matrix() { return bench_.Random(dtype_, {kTokens, kWidth}); }
   TensorView WideMatrix() { return bench_.Random(kWide, {kTokens, kWidth}); }
   TensorView Heads() { return bench_.Random(dtype_, {kTokens, kHeads, kHeadDim}); }
-  void Add(std::string name, OpParams params) {
-    calls_.push_back({std::move(name), std::move(params)});
+  void Add(std::string name, OpParams params, std::vector<StridedCopyParams> refill = {}) {
+    calls_.push_back({std::move(name), std::move(params), std::move(refill)});
   }
 
   void AddNorms() {
@@ -79,7 +80,14 @@ class Calls {
 
   void AddMlp() {
     Add("swiglu_fwd", SwiGluFwdParams{Matrix(), Matrix(), Matrix()});
-    Add("swiglu_bwd", SwiGluBwdParams{Matrix(), Matrix(), Matrix()});
+    // In place: its own results would soon be denormals.
+    SwiGluBwdParams p;
+    std::vector<StridedCopyParams> refill;
+    for (TensorView* view : {&p.dout, &p.gate, &p.up}) {
+      *view = Matrix();
+      refill.push_back({Matrix().AsTensor3(), view->AsTensor3()});
+    }
+    Add("swiglu_bwd", p, std::move(refill));
     Add("row_dot", RowDotParams{Heads(), Heads(), bench_.Random(kWide, {kTokens, kHeads})});
     Add("column_sum", ColumnSumParams{Matrix(), bench_.Random(kWide, {kWidth})});
   }
@@ -153,7 +161,11 @@ void AppendElementwiseRows(CpuBench& bench, DType dtype, int repeats,
          {"dtype", NameOf(dtype)},
          {"mbytes", 1e-6 * bytes},
          {"yardstick", "memcpy of as many bytes"}},
-        "gigabytes_per_second", repeats, [&] { return 1e-9 * bytes / bench.Seconds(call.params); },
+        "gigabytes_per_second", repeats,
+        [&] {
+          for (const StridedCopyParams& copy : call.refill) bench.Seconds(copy);
+          return 1e-9 * bytes / bench.Seconds(call.params);
+        },
         [&] { return bench.MemcpyRate(bytes); }));
   }
 }

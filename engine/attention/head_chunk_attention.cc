@@ -173,32 +173,32 @@ absl::Status HeadChunkAttention::ForNormalisedTiles(const TensorView& x, const T
 
 absl::Status HeadChunkAttention::Project(const TensorView& xn, int64_t begin, const Projection& p,
                                          int64_t first_head, const TensorView& heads) {
-  const int64_t dim = params_.head_dim;
-  const auto multiply = [&](int64_t first, int64_t columns, const TensorView& c) {
-    return context_.Run(kernels::MatmulParams{
-        .a = xn,
-        .b = p.weight.Rows(first, columns),
-        .c = c,
-        .transpose_b = true,
-        .bias = p.bias.present() ? p.bias.Rows(first, columns) : TensorView()});
-  };
-  if (heads.stride[1] == dim) {
-    UPIPE_RETURN_IF_ERROR(multiply(first_head * dim, heads.shape[1] * dim, AsMatrix(heads)));
-  } else {
-    for (int64_t i = 0; i < heads.shape[1]; ++i) {
-      UPIPE_RETURN_IF_ERROR(multiply((first_head + i) * dim, dim, Head(heads, i)));
-    }
+  const int64_t rows = heads.shape[0], dim = params_.head_dim;
+  const int64_t first = first_head * dim, columns = heads.shape[1] * dim;
+  // One wide product; heads that lie one after the other get theirs as they are rotated.
+  const bool apart = heads.shape[1] > 1 && heads.stride[1] != dim;
+  Buffer scratch;
+  TensorView product = heads;
+  if (apart) {
+    UPIPE_CHECK(p.rotate) << "only RoPE moves heads to their places";
+    UPIPE_ASSIGN_OR_RETURN(scratch, context_.AllocateStored(MemoryTag::kWorkspace, rows * columns));
+    product = HeadsOf(scratch.data(), stored(), rows, heads.shape[1], dim);
   }
+  UPIPE_RETURN_IF_ERROR(context_.Run(kernels::MatmulParams{
+      .a = xn,
+      .b = p.weight.Rows(first, columns),
+      .c = AsMatrix(product),
+      .transpose_b = true,
+      .bias = p.bias.present() ? p.bias.Rows(first, columns) : TensorView()}));
   if (p.norm.present()) {
     UPIPE_RETURN_IF_ERROR(context_.Run(kernels::RmsNormFwdParams{
-        .x = heads, .weight = p.norm, .y = heads, .eps = params_.rms_norm_eps}));
+        .x = product, .weight = p.norm, .y = product, .eps = params_.rms_norm_eps}));
   }
   if (!p.rotate) return absl::OkStatus();
-  return context_.Run(
-      kernels::RopeParams{.src = heads,
-                          .dst = heads,
-                          .positions = params_.positions.Rows(begin, heads.shape[0]),
-                          .config = params_.rope});
+  return context_.Run(kernels::RopeParams{.src = product,
+                                          .dst = heads,
+                                          .positions = params_.positions.Rows(begin, rows),
+                                          .config = params_.rope});
 }
 
 absl::Status HeadChunkAttention::ProjectQueries(int stage, const TensorView& x,

@@ -131,7 +131,9 @@ struct Formula {
                  narrow + wide + std::max(Product(t, d, vocab), NormScratch(t)));
     const int64_t project_back =
         narrow + wide + std::max({NormScratch(t), Product(t, d, heads), Product(heads, d, t)});
-    const int64_t project = narrow + std::max(RopeScratch(t), Product(t, head_dim, d));
+    const int64_t side_by_side = u > 1 ? stored * t * u * head_dim : 0;  // before they are rotated
+    const int64_t project =
+        narrow + side_by_side + std::max(RopeScratch(t), Product(t, u * head_dim, d));
     const int64_t whole = std::max(RopeScratch(n), Product(n, head_dim, d));
     const int64_t squares = 8 * ((Shard() / kF32Bytes + 16383) / 16384);
     return resident + std::max({mlp_backward, loss, project_back, project, whole, squares});
