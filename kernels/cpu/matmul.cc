@@ -14,8 +14,8 @@
 namespace upipe::kernels::cpu {
 namespace {
 
-// Pieces are multiples of these, the libraries' own blocks.
-constexpr int64_t kSplitFp32 = 48;
+// Pieces are multiples of these, the libraries' own blocks: the finer, the more even.
+constexpr int64_t kSplitFp32 = 16;
 constexpr int64_t kSplitBf16 = 64;
 constexpr int64_t kCacheLine = 64;
 

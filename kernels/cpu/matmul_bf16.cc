@@ -14,9 +14,9 @@
 namespace upipe::kernels::cpu {
 namespace {
 
-constexpr int64_t kSplit = 64;       // oneDNN's own block
-constexpr int64_t kMostPieces = 16;  // that run at once
-constexpr double kPieceFlops = 2e7;  // about 100 microseconds: less is not worth a thread
+constexpr int64_t kSplit = 64;         // oneDNN's own block
+constexpr int64_t kMostPieces = 16;    // that run at once
+constexpr double kPieceFlops = 1.2e7;  // about 60 microseconds: less is not worth a thread
 constexpr int64_t kWorkspaceBytes = int64_t{4} << 20;
 // Left to itself oneDNN takes up to 1.2 MB; pieces halved until this is enough run as fast or up to
 // a tenth faster.
