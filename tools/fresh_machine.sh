@@ -168,7 +168,7 @@ write_log() {
   {
     echo "# The README's two commands in a minimal Debian root, by tools/fresh_machine.sh."
     echo "date     $(date -u +%Y-%m-%d)"
-    echo "commit   $(git rev-parse HEAD)"
+    echo "commit   $(git -C "$root$SOURCE" rev-parse HEAD)"
     echo "debian   $(cat "$root/etc/debian_version"), $(nproc) CPUs"
     printf '\n## Phases\n'
     cat "$scratch/phases"
