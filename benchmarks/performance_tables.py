@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Writes the tables of docs/performance.md from benchmarks/results/*.json, so that no number there is typed by hand.
+"""Writes the tables of docs/performance.md and README.md and the pictures of methods from benchmarks/results/*.json, so
+that no number there is typed by hand.
 
 A table stands between `<!-- table NAME -->` and `<!-- end -->`; one whose benchmark has not been run says so. With
 --check nothing is written, and the exit code is 1 when the document does not say what the results say.
@@ -10,8 +11,11 @@ import os
 import re
 import sys
 
+import method_pictures
+
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-DOCUMENT = os.path.join(ROOT, "docs", "performance.md")
+DOCUMENTS = [os.path.join(ROOT, "docs", "performance.md"), os.path.join(ROOT, "README.md")]
+PICTURES = os.path.join(ROOT, "docs", "pictures")
 RESULTS = os.path.join(ROOT, "benchmarks", "results")
 TABLE = re.compile(r"(<!-- table (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
@@ -31,6 +35,10 @@ def tokens(count):
 
 def mib(count):
     return f"{count / 2**20:,.0f}"
+
+
+def mib1(count):
+    return f"{count / 2**20:,.1f}"
 
 
 def attention(report):
@@ -112,12 +120,141 @@ def peer(report):
     return table([*head, "our peak, MiB", "peer's (before the model)", "losses differ by"], rows)
 
 
+def overlap(report):
+    rows = []
+    for row in report["rows"]:
+        memory, links = row["seconds_over_memory"]["median"], row["seconds_over_links"]["median"]
+        cells = [row["program"], str(row["stages"]), f"{memory:.2f}", f"{links:.2f}", mib(row["bytes_sent_per_rank"])]
+        rows.append([*cells, mib(row["attention_peak_bytes"])])
+    head = ["program", "stages", "step over memory, s", "over links, s", "sent per rank, MiB", "attention peak, MiB"]
+    exposed, hidden = report["exposed_share_without_overlap"], report["hidden_share"]
+    return table(head, rows) + (
+        f"\nLinks of {report['link_mib_per_second']:.3g} MiB/s. Without overlap they take "
+        f"{100 * exposed['median']:.0f} % of UPipe's step; overlap hides {100 * hidden['median']:.0f} % of that "
+        f"({100 * hidden['min']:.0f} to {100 * hidden['max']:.0f}). UPipe with overlap takes "
+        f"{report['overlap_of_ulysses_time']['median']:.2f} of Ulysses's time.\n"
+    )
+
+
+def like(row, method, rows):
+    """The row of another method on as many ranks at the same context."""
+    same = [r for r in rows if (r["method"], r["ranks"], r["context"]) == (method, row["ranks"], row["context"])]
+    return same[0]
+
+
+def methods(report):
+    rows = []
+    for row in report["rows"]:
+        cpu, base = row["cpu_seconds"], like(row, "ulysses", report["rows"])
+        device = row["device_memory"]
+        rows.append(
+            [
+                row["method"],
+                str(row["ranks"]),
+                tokens(row["context"]),
+                f"{row['tokens_per_second']:,.0f}",
+                f"{cpu['median']:.2f} ({cpu['min']:.2f} to {cpu['max']:.2f})",
+                f"{cpu['median'] / base['cpu_seconds']['median']:.3f}",
+                f"{row['executed_tflop'] / base['executed_tflop']:.3f}",
+                f"{mib1(device['peak_bytes'])}",
+                f"{mib1(device['attention_peak_bytes'])}",
+                f"{mib1(row['host_memory']['peak_bytes'])}",
+                f"{mib1(row['bytes_sent'])}",
+                f"{mib1(row['bytes_to_host'] + row['bytes_from_host'])}",
+            ]
+        )
+    head = ["method", "ranks", "tokens", "tokens/s", "CPU s (least to most)", "of Ulysses's", "FLOPs, of Ulysses's"]
+    memory = ["device peak, MiB", "attention, MiB", "host peak, MiB", "sent, MiB", "to and from host, MiB"]
+    return table([*head, *memory], rows)
+
+
+def methods_compared(report):
+    rows = []
+    for row in report["comparisons"]:
+        interval = "one pair" if "interval_95" not in row else "{:.3f} to {:.3f}".format(*row["interval_95"])
+        rows.append(
+            [
+                f"`{row['method']}` and `{row['other']}`",
+                str(row["ranks"]),
+                tokens(row["context"]),
+                f"{row['cpu_seconds']['median']:.2f}",
+                f"{row['other_cpu_seconds']['median']:.2f}",
+                str(len(row["ratios"])),
+                f"{row['ratio']:.3f}",
+                interval,
+            ]
+        )
+    head = ["methods", "ranks", "tokens", "CPU s", "CPU s of the other", "ABBA pairs", "ratio", "95 % interval"]
+    return table(head, rows)
+
+
+def methods_profile(report):
+    """Processor seconds by op, at the fewest ranks and the shortest context; small ones are summed."""
+    ranks, context = min(row["ranks"] for row in report["rows"]), min(row["context"] for row in report["rows"])
+    columns = [row for row in report["rows"] if (row["ranks"], row["context"]) == (ranks, context)]
+    by_op = [{op["op"]: op for op in row["ops"]} for row in columns]
+    totals = [sum(op["cpu_seconds"] for op in ops.values()) for ops in by_op]
+    names = sorted({n for ops in by_op for n in ops}, key=lambda n: -sum(o[n]["cpu_seconds"] for o in by_op if n in o))
+    rows, rest = [], [0.0] * len(columns)
+    for name in names:
+        seconds = [ops[name]["cpu_seconds"] if name in ops else 0.0 for ops in by_op]
+        if all(s < 0.005 * total for s, total in zip(seconds, totals)):
+            rest = [r + s for r, s in zip(rest, seconds)]
+            continue
+        cells = []
+        for ops, s in zip(by_op, seconds):
+            work = ops.get(name, {}).get("tflop", 0)
+            rated = name in ("matmul", "attention_fwd", "attention_bwd") and s > 0
+            cells.append("" if s == 0 else f"{s:.3f} at {1000 * work / s:.0f} GFLOP/s" if rated else f"{s:.3f}")
+        rows.append([name if " " in name else f"`{name}`", *cells])
+    rows.append(["other ops", *(f"{r:.3f}" for r in rest)])
+    rows.append(["all", *(f"{total:.3f}" for total in totals)])
+    return table([f"CPU s, {ranks} ranks, {tokens(context)}", *(row["method"] for row in columns)], rows)
+
+
+def methods_pictures(report):
+    lines = [f"![{what}](pictures/{name})\n" for name, (_, what) in method_pictures.PICTURES.items()]
+    return "\n".join(lines)
+
+
+def methods_short(report):
+    """For the README: the most ranks and the longest context."""
+    rows = []
+    for row in method_pictures.widest(report):
+        rows.append(
+            [
+                f"`{row['method']}`",
+                f"{row['tokens_per_second']:,.0f}",
+                f"{row['cpu_seconds']['median']:.1f}",
+                mib1(row["device_memory"]["peak_bytes"]),
+                mib1(row["device_memory"]["attention_peak_bytes"]),
+                mib1(row["host_memory"]["peak_bytes"]),
+            ]
+        )
+    row = method_pictures.widest(report)[0]
+    head = [f"{row['ranks']} ranks, {tokens(row['context'])} tokens", "tokens/s", "CPU s a step", "device peak, MiB"]
+    text = table([*head, "attention, MiB", "host peak, MiB"], rows)
+    for pair in report["comparisons"]:
+        interval, pairs = pair.get("interval_95"), len(pair["ratios"])
+        text += f"\nAt {tokens(pair['context'])} tokens UPipe takes {pair['ratio']:.3f} of the processor seconds of "
+        text += f"`{pair['other']}`"
+        text += f" ({interval[0]:.3f} to {interval[1]:.3f} at 95 %, {pairs} ABBA pairs)." if interval else "."
+        text += "\n"
+    return text
+
+
 # Table: the results it is made of, and how.
 TABLES = {
     "attention": ("kernels", attention),
     "step": ("step", step),
     "profile": ("step", profile),
     "peer": ("peer", peer),
+    "overlap": ("overlap", overlap),
+    "methods": ("methods", methods),
+    "methods_compared": ("methods", methods_compared),
+    "methods_profile": ("methods", methods_profile),
+    "methods_pictures": ("methods", methods_pictures),
+    "methods_short": ("methods", methods_short),
 }
 
 
@@ -135,16 +272,34 @@ def filled(text, folder):
     return TABLE.sub(lambda match: match[1] + render(match[2], folder) + match[4], text)
 
 
+def read(path):
+    if not os.path.exists(path):
+        return None
+    with open(path) as file:
+        return file.read()
+
+
+def wanted(folder):
+    """What every file made from the results in `folder` should hold; None for one that should not be there."""
+    files = {path: filled(read(path), folder) for path in DOCUMENTS}
+    results = read(os.path.join(folder, "methods.json"))
+    for name, (draw, _) in method_pictures.PICTURES.items():
+        files[os.path.join(PICTURES, name)] = draw(json.loads(results)) if results else None
+    return files
+
+
 def main():
-    with open(DOCUMENT) as file:
-        text = file.read()
-    wanted = filled(text, RESULTS)
+    stale = {path: text for path, text in wanted(RESULTS).items() if read(path) != text}
     if "--check" in sys.argv[1:]:
-        if wanted != text:
-            sys.exit(f"{DOCUMENT} does not say what benchmarks/results does: run benchmarks/performance_tables.py")
+        if stale:
+            sys.exit(f"{', '.join(stale)}: not what benchmarks/results says; run benchmarks/performance_tables.py")
         return
-    with open(DOCUMENT, "w") as file:
-        file.write(wanted)
+    for path, text in stale.items():
+        if text is None:
+            os.remove(path)
+            continue
+        with open(path, "w") as file:
+            file.write(text)
 
 
 if __name__ == "__main__":

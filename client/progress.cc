@@ -24,6 +24,24 @@ double Fraction(int64_t part, int64_t whole) {
   return whole > 0 ? static_cast<double>(part) / static_cast<double>(whole) : 0;
 }
 
+// "memory of rank 0: 1.0 MiB now, peak 3.0 MiB, planned 4.0 MiB", then a bar for each tag.
+void AppendPool(const char* name, const v1::MemoryUsage& memory, int64_t planned_peak, size_t width,
+                std::vector<std::string>& lines) {
+  std::string heading = absl::StrCat("  ", name, ": ", FormatBytes(memory.current_bytes()),
+                                     " now, peak ", FormatBytes(memory.peak_bytes()));
+  if (planned_peak > 0) absl::StrAppend(&heading, ", planned ", FormatBytes(planned_peak));
+  lines.push_back(heading);
+  int64_t largest = 1;
+  for (const v1::TagBytes& tag : memory.tags()) largest = std::max(largest, tag.peak_bytes());
+  const size_t bar_width = std::clamp<size_t>(width, 56, 88) - 4 - kTagWidth - 26;
+  for (const v1::TagBytes& tag : memory.tags()) {
+    if (tag.peak_bytes() == 0) continue;
+    lines.push_back(absl::StrFormat("    %-*s %s peak %s", static_cast<int>(kTagWidth), tag.tag(),
+                                    Bar(Fraction(tag.peak_bytes(), largest), bar_width),
+                                    FormatBytes(tag.peak_bytes())));
+  }
+}
+
 }  // namespace
 
 void Progress::Take(const v1::Job& job) {
@@ -76,6 +94,10 @@ std::string Progress::Line() const {
                   " tokens/s  left ", FormatTimeSpan(TimeLeft()), "  memory ",
                   FormatBytes(report.memory().current_bytes()), " (peak ",
                   FormatBytes(report.memory().peak_bytes()), ")");
+  if (report.host_memory().peak_bytes() > 0) {
+    absl::StrAppend(&line, "  host ", FormatBytes(report.host_memory().current_bytes()), " (peak ",
+                    FormatBytes(report.host_memory().peak_bytes()), ")");
+  }
   if (report.skipped()) absl::StrAppend(&line, "  update skipped");
   return line;
 }
@@ -92,25 +114,13 @@ std::string Progress::Heading(size_t width) const {
   return heading;
 }
 
-int64_t Progress::PlannedPeak() const {
-  return job_.plan().ranks_size() > 0 ? job_.plan().ranks(0).memory().peak_bytes() : 0;
-}
-
 void Progress::AppendMemory(size_t width, std::vector<std::string>& lines) const {
-  const v1::MemoryUsage& memory = report_->memory();
-  std::string heading = absl::StrCat("  memory of rank 0: ", FormatBytes(memory.current_bytes()),
-                                     " now, peak ", FormatBytes(memory.peak_bytes()));
-  if (PlannedPeak() > 0) absl::StrAppend(&heading, ", planned ", FormatBytes(PlannedPeak()));
-  lines.push_back(heading);
-  int64_t largest = 1;
-  for (const v1::TagBytes& tag : memory.tags()) largest = std::max(largest, tag.peak_bytes());
-  const size_t bar_width = std::clamp<size_t>(width, 56, 88) - 4 - kTagWidth - 26;
-  for (const v1::TagBytes& tag : memory.tags()) {
-    if (tag.peak_bytes() == 0) continue;
-    lines.push_back(absl::StrFormat("    %-*s %s peak %s", static_cast<int>(kTagWidth), tag.tag(),
-                                    Bar(Fraction(tag.peak_bytes(), largest), bar_width),
-                                    FormatBytes(tag.peak_bytes())));
-  }
+  const bool planned = job_.plan().ranks_size() > 0;
+  const v1::RankPlan plan = planned ? job_.plan().ranks(0) : v1::RankPlan();
+  AppendPool("memory of rank 0", report_->memory(), plan.memory().peak_bytes(), width, lines);
+  if (report_->host_memory().peak_bytes() == 0) return;
+  AppendPool("host memory of rank 0", report_->host_memory(), plan.host_memory().peak_bytes(),
+             width, lines);
 }
 
 std::vector<std::string> Progress::Block(size_t width) const {

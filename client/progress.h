@@ -35,7 +35,6 @@ class Progress {
  private:
   std::string Heading(size_t width) const;
   void AppendMemory(size_t width, std::vector<std::string>& lines) const;
-  int64_t PlannedPeak() const;
 
   v1::Job job_;
   std::optional<v1::StepReport> report_;

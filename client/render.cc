@@ -6,11 +6,13 @@
 #include <csignal>
 #include <cstring>
 #include <map>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "common/check.h"
 #include "common/spec/job_spec.h"
@@ -117,7 +119,7 @@ void AppendPlan(const v1::RunPlan& plan, std::string& out) {
       &out, "\nPlan\n  ", ParallelSummary(plan.spec()), "; stages: ", plan.schedule().stages_size(),
       ", heads per rank and stage: ", plan.schedule().heads_per_rank(), "\n  ",
       FormatCount(plan.num_parameters()), " parameters, ", FormatTokenCount(plan.padded_context()),
-      " tokens per step, ", FormatCount(plan.tokens_per_rank()), " per rank, ",
+      " tokens per sequence, ", FormatCount(plan.tokens_per_rank()), " per rank, ",
       absl::StrFormat("%.4g", plan.model_flops() / 1e12), " TFLOP of model per step\n");
   if (!plan.attention_kernel().empty()) {
     absl::StrAppend(&out, "  attention kernel: ", plan.attention_kernel(), "\n");
@@ -148,14 +150,9 @@ struct PeakBytes {
   }
 };
 
-void AppendMemory(const v1::Job& job, std::string& out) {
-  PeakBytes planned, measured;
-  for (const v1::RankPlan& rank : job.plan().ranks()) planned.Take(rank.memory());
-  bool any_measured = false;
-  for (const v1::RankStatus& rank : job.ranks()) {
-    any_measured |= rank.last_report().has_memory();
-    measured.Take(rank.last_report().memory());
-  }
+// One of the two pools, planned beside measured.
+void AppendPool(const std::string& title, PeakBytes planned, PeakBytes measured, bool any_measured,
+                std::string& out) {
   const auto row = [&](const std::string& name, int64_t plan,
                        int64_t real) -> std::vector<std::string> {
     return {name, FormatBytes(plan), any_measured ? FormatBytes(real) : "-",
@@ -163,7 +160,7 @@ void AppendMemory(const v1::Job& job, std::string& out) {
             : plan == real ? "equal"
                            : absl::StrCat(FormatCount(real - plan), " B off")};
   };
-  Rows rows = {{"MEMORY PER RANK (largest)", "PLANNED PEAK", "MEASURED PEAK", ""}};
+  Rows rows = {{title, "PLANNED PEAK", "MEASURED PEAK", ""}};
   for (const auto& [tag, bytes] : measured.tags) planned.Of(tag);
   for (const auto& [tag, bytes] : planned.tags) {
     const int64_t real = measured.Of(tag);
@@ -173,6 +170,23 @@ void AppendMemory(const v1::Job& job, std::string& out) {
   rows.push_back(row("all, live", planned.live, measured.live));
   rows.push_back(row("arena", planned.arena, measured.arena));
   absl::StrAppend(&out, "\n", RenderTable(rows));
+}
+
+void AppendMemory(const v1::Job& job, std::string& out) {
+  PeakBytes planned, measured, host_planned, host_measured;
+  for (const v1::RankPlan& rank : job.plan().ranks()) {
+    planned.Take(rank.memory());
+    host_planned.Take(rank.host_memory());
+  }
+  bool any_measured = false;
+  for (const v1::RankStatus& rank : job.ranks()) {
+    any_measured |= rank.last_report().has_memory();
+    measured.Take(rank.last_report().memory());
+    host_measured.Take(rank.last_report().host_memory());
+  }
+  AppendPool("MEMORY PER RANK (largest)", planned, measured, any_measured, out);
+  if (host_planned.live == 0 && host_measured.live == 0) return;
+  AppendPool("HOST MEMORY PER RANK (largest)", host_planned, host_measured, any_measured, out);
 }
 
 void AppendEvents(const v1::Job& job, std::string& out) {
@@ -242,6 +256,14 @@ std::string ParallelSummary(const v1::JobSpec& spec) {
   if (spec.parallel().has_heads_per_stage()) {
     absl::StrAppend(&text, ", U = ", spec.parallel().heads_per_stage());
   }
+  const v1::ParallelSpec parallel = WithParallelDefaults(spec.parallel());
+  const std::optional<ContextRanks> ranks = ContextRanksOf(parallel);
+  if (!ranks.has_value() || ranks->ulysses == parallel.ranks()) return text;
+  std::vector<std::string> axes = {absl::StrCat(ranks->ulysses, " Ulysses")};
+  if (ranks->ring > 1) axes.push_back(absl::StrCat(ranks->ring, " ring"));
+  if (parallel.fsdp_ranks() > 1) axes.push_back(absl::StrCat(parallel.fsdp_ranks(), " fsdp"));
+  if (parallel.dp_ranks() > 1) axes.push_back(absl::StrCat(parallel.dp_ranks(), " dp"));
+  absl::StrAppend(&text, ", ", absl::StrJoin(axes, " x "));
   return text;
 }
 

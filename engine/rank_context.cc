@@ -1,24 +1,74 @@
 #include "engine/rank_context.h"
 
 #include "absl/strings/str_cat.h"
+#include "common/check.h"
 #include "common/status.h"
 
 namespace upipe::engine {
 
+RankStreams RankStreams::Create(kernels::Device& device, int rank) {
+  const auto create = [&](const char* name) {
+    return device.CreateStream(absl::StrCat(name, rank));
+  };
+  return {.compute = create("compute"),
+          .side = create("side"),
+          .ring = create("ring"),
+          .copy = create("copy"),
+          .host = device.CreateHostStream(absl::StrCat("host", rank))};
+}
+
+RankContext::RankContext(const RankContextParams& params)
+    : params_(params),
+      at_(params.mesh.Of(params.comm.rank())),
+      stream_(params.streams.compute.get()) {
+  UPIPE_CHECK(params.mesh.num_ranks() == params.comm.size())
+      << "a mesh of " << params.mesh.num_ranks() << " ranks on a communicator of "
+      << params.comm.size();
+}
+
+RankContext RankContext::On(kernels::Stream& stream) const {
+  RankContext other = *this;
+  other.stream_ = &stream;
+  return other;
+}
+
 absl::Status RankContext::Run(const kernels::OpParams& params) const {
-  const int64_t bytes = device_.ops().WorkspaceBytes(params);
-  if (bytes == 0) return device_.ops().Enqueue(params, {}, stream_);
+  const int64_t bytes = params_.device.ops().WorkspaceBytes(params);
+  if (bytes == 0) return params_.device.ops().Enqueue(params, {}, *stream_);
   UPIPE_ASSIGN_OR_RETURN(kernels::Buffer scratch, Allocate(kernels::MemoryTag::kWorkspace, bytes));
-  return device_.ops().Enqueue(params, {scratch.data(), bytes}, stream_);
+  return params_.device.ops().Enqueue(params, {scratch.data(), bytes}, *stream_);
+}
+
+absl::Status RankContext::RunOnHost(const kernels::OpParams& params) const {
+  kernels::Device& device = params_.device;
+  kernels::Stream& stream = *params_.streams.host;
+  const int64_t bytes = device.host_ops().WorkspaceBytes(params);
+  if (bytes == 0) return device.host_ops().Enqueue(params, {}, stream);
+  UPIPE_ASSIGN_OR_RETURN(
+      kernels::Buffer scratch,
+      device.host_allocator().Allocate(kernels::MemoryTag::kWorkspace, bytes, stream));
+  return device.host_ops().Enqueue(params, {scratch.data(), bytes}, stream);
+}
+
+absl::Status RankContext::Settle() const {
+  const RankStreams& streams = params_.streams;
+  for (kernels::Stream* stream : {streams.compute.get(), streams.side.get(), streams.ring.get(),
+                                  streams.copy.get(), streams.host.get()}) {
+    UPIPE_RETURN_IF_ERROR(stream->Synchronize());
+  }
+  params_.device.allocator().Settle();
+  params_.device.host_allocator().Settle();
+  return absl::OkStatus();
 }
 
 void RankContext::Mark(int64_t step, StepPass pass, int layer, int stage) const {
   std::string moment = NameOf(pass);
   if (layer >= 0) absl::StrAppend(&moment, " layer ", layer);
   if (stage >= 0) absl::StrAppend(&moment, " stage ", stage);
-  device_.allocator().set_moment(std::move(moment));
-  if (position_ == nullptr) return;
-  stream_.Submit([page = position_, step, pass, layer, stage](kernels::ExecContext&) {
+  params_.device.host_allocator().set_moment(moment);
+  params_.device.allocator().set_moment(std::move(moment));
+  if (params_.position == nullptr) return;
+  stream_->Submit([page = params_.position, step, pass, layer, stage](kernels::ExecContext&) {
     page->step.store(step, std::memory_order_relaxed);
     page->pass.store(static_cast<uint32_t>(pass), std::memory_order_relaxed);
     page->layer.store(layer, std::memory_order_relaxed);

@@ -11,13 +11,15 @@
 namespace upipe::kernels {
 namespace {
 
+// Streams that may be inside a product while another has the loop threads.
+constexpr int kStreamsBesideTheFirst = 1;
+
 absl::StatusOr<std::unique_ptr<OpTable>> CreateOpTable(const std::string& backend,
                                                        int num_threads) {
   if (backend == "cpu") return CreateCpuOpTable(num_threads);
   if (backend == "reference") return CreateReferenceOpTable();
   if (backend == "cuda") {
-    return absl::FailedPreconditionError(
-        "this version has no CUDA backend; use cpu");
+    return absl::FailedPreconditionError("this version has no CUDA backend; use cpu");
   }
   return absl::InvalidArgumentError(
       absl::StrCat("unknown backend \"", backend, "\"; there are cpu, reference and cuda"));
@@ -26,10 +28,12 @@ absl::StatusOr<std::unique_ptr<OpTable>> CreateOpTable(const std::string& backen
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Device>> CreateDevice(const DeviceOptions& options) {
-  UPIPE_ASSIGN_OR_RETURN(std::unique_ptr<OpTable> ops,
-                         CreateOpTable(options.backend, options.num_threads));
+  UPIPE_ASSIGN_OR_RETURN(
+      std::unique_ptr<OpTable> ops,
+      CreateOpTable(options.backend, options.num_threads + kStreamsBesideTheFirst));
   return HostDevice::Create({.name = options.backend,
                              .arena_bytes = options.arena_bytes,
+                             .host_bytes = options.host_bytes,
                              .prefault = options.prefault,
                              .num_threads = options.num_threads,
                              .cpus = options.cpus,

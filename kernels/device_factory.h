@@ -17,6 +17,7 @@ namespace upipe::kernels {
 struct DeviceOptions {
   std::string backend = "cpu";  // cpu, reference or cuda
   int64_t arena_bytes = 0;      // the plan's high-water mark
+  int64_t host_bytes = 0;       // that of the pool of host memory
   bool prefault = false;        // take all pages at start
   int num_threads = 1;          // loop threads of the rank
   std::vector<int> cpus;        // where its threads run; none = anywhere
@@ -26,7 +27,7 @@ struct DeviceOptions {
 };
 
 // InvalidArgument for an unknown backend or bad counts, FailedPrecondition for a backend this build
-// lacks, ResourceExhausted when the arena cannot be mapped.
+// lacks, ResourceExhausted when an arena cannot be mapped.
 absl::StatusOr<std::unique_ptr<Device>> CreateDevice(const DeviceOptions& options);
 
 // The dry device standing in for `backend`; same errors.

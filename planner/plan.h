@@ -24,8 +24,8 @@ struct PlanLimits {
 // category, bytes asked and available, and what would help.
 absl::StatusOr<v1::RunPlan> MakeRunPlan(const v1::JobSpec& spec, const PlanLimits& limits);
 
-// One rank's dry step: exact bytes by tag, bytes sent to each peer, FLOPs by op. `plan` needs spec
-// and schedule.
+// One rank's dry step, evaluation included in its bytes: exact bytes by tag on device and host,
+// bytes sent to each peer, FLOPs by op. `plan` needs spec (with defaults), schedule and its hash.
 struct RankDryRun {
   v1::RankPlan rank;
   kernels::DryCounts counts;  // of one step

@@ -7,6 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "common/spec/job_spec.h"
 #include "common/units.h"
+#include "planner/notes.h"
 
 namespace upipe::planner {
 namespace {
@@ -18,6 +19,22 @@ const v1::RankPlan& FullestRank(const v1::RunPlan& plan) {
                            });
 }
 
+// Categories that a pool of memory held something of.
+void AppendCategories(const v1::MemoryUsage& memory, std::string& text) {
+  absl::StrAppend(&text,
+                  absl::StrFormat("  %-14s %14s %14s\n", "category", "own peak", "at the peak"));
+  for (const v1::TagBytes& tag : memory.tags()) {
+    if (tag.peak_bytes() == 0) continue;
+    absl::StrAppend(&text,
+                    absl::StrFormat("  %-14s %14s %14s\n", tag.tag(), FormatBytes(tag.peak_bytes()),
+                                    FormatBytes(tag.at_peak_bytes())));
+  }
+}
+
+std::string Plural(int64_t count, absl::string_view what) {
+  return absl::StrCat(count, " ", what, count == 1 ? "" : "s");
+}
+
 }  // namespace
 
 std::string RenderPlan(const v1::RunPlan& plan) {
@@ -27,27 +44,30 @@ std::string RenderPlan(const v1::RunPlan& plan) {
   std::string text = absl::StrCat(
       "job        ", spec.name(), ": ", FormatCount(plan.num_parameters()), " parameters, context ",
       FormatTokenCount(spec.train().context()), ", ", spec.train().steps(), " steps\n",
-      "method     ", MethodName(spec.parallel().method()), ", ", spec.parallel().ranks(),
-      " ranks, ", plan.schedule().stages_size(), " stages of ", plan.schedule().heads_per_rank(),
-      " query heads per rank, ", FormatCount(plan.tokens_per_rank()), " tokens per rank\n");
+      "method     ", MethodName(spec.parallel().method()), ", ",
+      Plural(spec.parallel().ranks(), "rank"), ": ", MeshText(spec.parallel()), "\n", "schedule   ",
+      Plural(plan.schedule().stages_size(), "stage"), " of ",
+      Plural(plan.schedule().heads_per_rank(), "query head"), " per rank, ",
+      Plural(plan.schedule().query_chunks(), "query chunk"), ", ",
+      FormatCount(plan.tokens_per_rank()), " tokens per rank\n");
   absl::StrAppend(&text, "memory     rank ", fullest.rank(), " is fullest: peak ",
                   FormatBytes(memory.peak_bytes()), " at \"", memory.peak_moment(), "\", arena ",
                   FormatBytes(memory.arena_bytes()), ", attention ",
                   FormatBytes(memory.attention_peak_bytes()), " (kernel: ", plan.attention_kernel(),
-                  ")\n\n",
-                  absl::StrFormat("  %-14s %14s %14s\n", "category", "own peak", "at the peak"));
-  for (const v1::TagBytes& tag : memory.tags()) {
-    if (tag.peak_bytes() == 0) continue;
-    absl::StrAppend(&text,
-                    absl::StrFormat("  %-14s %14s %14s\n", tag.tag(), FormatBytes(tag.peak_bytes()),
-                                    FormatBytes(tag.at_peak_bytes())));
+                  ")\n\n");
+  AppendCategories(memory, text);
+  const v1::MemoryUsage& host = fullest.host_memory();
+  if (host.peak_bytes() > 0) {
+    absl::StrAppend(&text, "\nhost       peak ", FormatBytes(host.peak_bytes()), " at \"",
+                    host.peak_moment(), "\", pool ", FormatBytes(host.arena_bytes()), "\n\n");
+    AppendCategories(host, text);
   }
   const int64_t sent = std::accumulate(fullest.bytes_sent_to_peer().begin(),
                                        fullest.bytes_sent_to_peer().end(), int64_t{0});
   absl::StrAppend(&text, "\nstep       ", absl::StrFormat("%.4g", plan.model_flops() / 1e12),
-                  " TFLOP of model (causal), ",
-                  absl::StrFormat("%.4g", fullest.step_flops() / 1e12), " TFLOP executed by rank ",
-                  fullest.rank(), ", ", FormatBytes(sent), " sent by it\n");
+                  " TFLOP of model, ", absl::StrFormat("%.4g", fullest.step_flops() / 1e12),
+                  " TFLOP executed by rank ", fullest.rank(), ", ", FormatBytes(sent),
+                  " sent by it\n");
   for (const std::string& note : plan.notes()) absl::StrAppend(&text, "note       ", note, "\n");
   return text;
 }

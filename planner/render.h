@@ -7,8 +7,8 @@
 
 namespace upipe::planner {
 
-// Method, stages, bytes by category of the fullest rank and where its peak is, FLOPs, traffic,
-// notes.
+// Method and mesh, stages and chunks, bytes by category of the fullest rank and where its peak is,
+// those in host memory where there are any, FLOPs, traffic, notes.
 std::string RenderPlan(const v1::RunPlan& plan);
 
 }  // namespace upipe::planner

@@ -117,22 +117,32 @@ class TimedStream final : public Stream {
 }  // namespace
 
 TimedDevice::TimedDevice(kernels::Device& device, Clock clock)
-    : device_(device), profile_(clock), ops_(std::make_unique<TimedOps>(device.ops())) {}
+    : device_(device),
+      profile_(clock),
+      ops_(std::make_unique<TimedOps>(device.ops())),
+      host_ops_(std::make_unique<TimedOps>(device.host_ops())) {}
 
 TimedDevice::~TimedDevice() = default;
 
 kernels::OpTable& TimedDevice::ops() { return *ops_; }
 
+kernels::OpTable& TimedDevice::host_ops() { return *host_ops_; }
+
 std::unique_ptr<Stream> TimedDevice::CreateStream(std::string name) {
   return std::make_unique<TimedStream>(device_.CreateStream(std::move(name)), *ops_, profile_);
 }
 
-void TimedDevice::CopyToHost(void* host, const void* device, int64_t bytes, Stream& stream) {
-  device_.CopyToHost(host, device, bytes, stream);
+std::unique_ptr<Stream> TimedDevice::CreateHostStream(std::string name) {
+  return std::make_unique<TimedStream>(device_.CreateHostStream(std::move(name)), *host_ops_,
+                                       profile_);
 }
 
-void TimedDevice::CopyFromHost(void* device, const void* host, int64_t bytes, Stream& stream) {
-  device_.CopyFromHost(device, host, bytes, stream);
+void TimedDevice::CopyRowsToHost(const kernels::RowsCopy& copy, Stream& stream) {
+  device_.CopyRowsToHost(copy, stream);
+}
+
+void TimedDevice::CopyRowsFromHost(const kernels::RowsCopy& copy, Stream& stream) {
+  device_.CopyRowsFromHost(copy, stream);
 }
 
 }  // namespace upipe::bench

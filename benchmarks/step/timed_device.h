@@ -60,9 +60,11 @@ class TimedDevice final : public kernels::Device {
   kernels::Allocator& allocator() override { return device_.allocator(); }
   kernels::OpTable& ops() override;
   std::unique_ptr<kernels::Stream> CreateStream(std::string name) override;
-  void CopyToHost(void* host, const void* device, int64_t bytes, kernels::Stream& stream) override;
-  void CopyFromHost(void* device, const void* host, int64_t bytes,
-                    kernels::Stream& stream) override;
+  kernels::Allocator& host_allocator() override { return device_.host_allocator(); }
+  kernels::OpTable& host_ops() override;
+  std::unique_ptr<kernels::Stream> CreateHostStream(std::string name) override;
+  void CopyRowsToHost(const kernels::RowsCopy& copy, kernels::Stream& stream) override;
+  void CopyRowsFromHost(const kernels::RowsCopy& copy, kernels::Stream& stream) override;
 
   StepProfile& profile() { return profile_; }
 
@@ -70,6 +72,7 @@ class TimedDevice final : public kernels::Device {
   kernels::Device& device_;
   StepProfile profile_;
   const std::unique_ptr<TimedOps> ops_;
+  const std::unique_ptr<TimedOps> host_ops_;
 };
 
 }  // namespace upipe::bench

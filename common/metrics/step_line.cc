@@ -98,6 +98,9 @@ StepLine Read(const Json& object) {
   ReadPositions(object, "loss_by_position", report.mutable_loss_by_position());
   ReadPositions(object, "held_out_loss_by_position", report.mutable_held_out_loss_by_position());
   if (object.contains("memory")) ReadMemory(object.at("memory"), *report.mutable_memory());
+  if (object.contains("host_memory")) {
+    ReadMemory(object.at("host_memory"), *report.mutable_host_memory());
+  }
   return line;
 }
 
@@ -126,6 +129,9 @@ std::string FormatStepLine(const StepLine& line) {
     object["held_out_loss_by_position"] = PositionsJson(report.held_out_loss_by_position());
   }
   object["memory"] = MemoryJson(report.memory());
+  if (report.host_memory().peak_bytes() > 0) {
+    object["host_memory"] = MemoryJson(report.host_memory());
+  }
   return object.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 

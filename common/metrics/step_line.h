@@ -19,7 +19,7 @@ struct StepLine {
 };
 
 // A JSON object without line end, its members in a fixed order. NaN and infinity are written as
-// null; memory tags that never held anything are left out.
+// null; memory tags that never held anything, and a host pool that never did, are left out.
 std::string FormatStepLine(const StepLine& line);
 
 // DataLoss saying what is wrong. Unknown members are ignored, null numbers are NaN, absent ones

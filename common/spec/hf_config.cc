@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <optional>
 #include <string>
 
 #include "absl/strings/match.h"
@@ -41,6 +42,8 @@ constexpr int64_t kAbsentLayers = 32;
 constexpr int64_t kAbsentHeads = 32;
 constexpr int64_t kAbsentWindow = 4096;
 constexpr double kAbsentTheta = 10000;
+constexpr char kFullLayers[] = "full_attention";
+constexpr char kSlidingLayers[] = "sliding_attention";
 
 // Keys of published files that say nothing about the mathematics of training.
 const std::vector<absl::string_view>& HarmlessKeys() {
@@ -111,26 +114,35 @@ void ReadSizes(const Family& family, JsonSection& root, v1::ModelSpec& model) {
       root.Size("head_dim", divided ? model.hidden_size() / model.num_heads() : family.head_dim));
 }
 
-// Whether the file lists the kind of every layer, all of them full attention.
-bool AllLayersListedFull(JsonSection& root, int64_t num_layers) {
+// The kind every layer has that the file lists; nothing where it lists none, or after saying what
+// is wrong with the list.
+std::optional<std::string> ListedLayers(JsonSection& root, int64_t num_layers) {
   const json* layers = root.Find("layer_types");
-  if (layers == nullptr) return false;
+  if (layers == nullptr) return std::nullopt;
   if (!layers->is_array() || static_cast<int64_t>(layers->size()) != num_layers) {
     root.Fail("layer_types",
               absl::StrCat("is no list of num_hidden_layers ", num_layers, " kinds of layers"));
-    return false;
+    return std::nullopt;
   }
   for (const json& layer : *layers) {
-    if (layer == json("full_attention")) continue;
-    root.Fail("layer_types",
-              absl::StrCat("has ", ShownJson(layer), "; only full_attention is supported"));
-    return false;
+    if (layer != json(kFullLayers) && layer != json(kSlidingLayers)) {
+      root.Fail("layer_types", absl::StrCat("has ", ShownJson(layer), "; full_attention and ",
+                                            "sliding_attention are supported"));
+      return std::nullopt;
+    }
+    if (layer != layers->front()) {
+      root.Fail("layer_types",
+                absl::StrCat("has ", ShownJson(layers->front()), " and ", ShownJson(layer),
+                             "; layers of different kinds are ", "not supported"));
+      return std::nullopt;
+    }
   }
-  return true;
+  return layers->front().get<std::string>();
 }
 
 // Qwen: layers from max_window_layers on see a window, when it is switched on.
-void ReadSwitchedWindow(JsonSection& root, bool listed_full, v1::ModelSpec& model) {
+void ReadSwitchedWindow(JsonSection& root, const std::optional<std::string>& listed,
+                        v1::ModelSpec& model) {
   const bool on = root.Flag("use_sliding_window", false);
   const int64_t window = root.Size("sliding_window", kAbsentWindow);
   const json* first = root.Find("max_window_layers");
@@ -138,8 +150,9 @@ void ReadSwitchedWindow(JsonSection& root, bool listed_full, v1::ModelSpec& mode
     root.Fail("max_window_layers", absl::StrCat(ShownJson(*first), " is no number of layers"));
     return;
   }
-  if (!on || listed_full || root.IsNull("sliding_window")) return;
-  const uint64_t full_layers = first == nullptr ? 28 : first->get<uint64_t>();
+  if (!on || listed == kFullLayers || root.IsNull("sliding_window")) return;
+  uint64_t full_layers = first == nullptr ? 28 : first->get<uint64_t>();
+  if (listed == kSlidingLayers) full_layers = 0;  // the list is what counts where there is one
   if (full_layers >= static_cast<uint64_t>(model.num_layers())) return;
   if (full_layers == 0) {
     model.set_window(window);
@@ -153,12 +166,12 @@ void ReadSwitchedWindow(JsonSection& root, bool listed_full, v1::ModelSpec& mode
 }
 
 void ReadWindow(const Family& family, JsonSection& root, v1::ModelSpec& model) {
-  const bool listed_full = AllLayersListedFull(root, model.num_layers());
-  if (family.window == Family::kSwitchedWindow) ReadSwitchedWindow(root, listed_full, model);
+  const std::optional<std::string> listed = ListedLayers(root, model.num_layers());
+  if (family.window == Family::kSwitchedWindow) ReadSwitchedWindow(root, listed, model);
   if (family.window != Family::kWindow) return;
   const int64_t window = root.Size("sliding_window", kAbsentWindow);
   if (root.IsNull("sliding_window")) return;
-  if (listed_full) {
+  if (listed == kFullLayers) {
     root.Fail("layer_types", absl::StrCat("says full_attention and sliding_window is ", window,
                                           "; set sliding_window to null if there is none"));
   }

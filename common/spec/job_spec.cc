@@ -3,31 +3,20 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
+#include "common/check.h"
 #include "common/rounding.h"
 #include "common/spec/model_rules.h"
 #include "common/spec/spec_checker.h"
-#include "common/units.h"
 
 namespace upipe {
 namespace {
 
 constexpr int64_t kMaxSize = int64_t{1} << 62;  // of any product the engine forms
-
-// Legal U (SCHEDULE "Legal U"): multiples of the ranks up to the first at or above the heads.
-std::string LegalHeadsPerStage(int64_t num_heads, int64_t ranks) {
-  const int64_t last = RoundUp(num_heads, ranks);
-  std::vector<int64_t> legal;
-  if (last / ranks > 8) {
-    return absl::StrCat("multiples of ", ranks, " from ", ranks, " to ", FormatCount(last));
-  }
-  for (int64_t value = ranks; value <= last; value += ranks) legal.push_back(value);
-  return absl::StrJoin(legal, ", ");
-}
 
 void CheckName(const std::string& name, SpecChecker& checker) {
   constexpr absl::string_view kRule =
@@ -46,53 +35,16 @@ void CheckName(const std::string& name, SpecChecker& checker) {
   }
 }
 
-void CheckHeadsPerStage(const v1::ParallelSpec& parallel, int64_t num_heads, SpecChecker& checker) {
-  constexpr absl::string_view kField = "parallel.heads_per_stage";
-  const std::string legal =
-      absl::StrCat("legal values for ", num_heads, " heads on ", parallel.ranks(),
-                   " ranks: ", LegalHeadsPerStage(num_heads, parallel.ranks()));
-  if (parallel.method() == v1::METHOD_ULYSSES) {
-    if (parallel.has_heads_per_stage()) {
-      checker.Fail(kField,
-                   absl::StrCat(parallel.heads_per_stage(), " given, but method ulysses runs all ",
-                                num_heads, " heads in one stage: remove it or use method upipe"));
-    }
-    return;
+void CheckData(const v1::DataSpec& data, SpecChecker& checker) {
+  if (data.path().empty()) {
+    checker.Fail("data.path", "is required: a folder written by `upipe data pack`");
+  } else if (data.path().find('\0') != std::string::npos) {
+    checker.Fail("data.path", "contains a NUL character");
   }
-  if (!parallel.has_heads_per_stage()) {
-    checker.Fail(kField, absl::StrCat("is required for method upipe; ", legal));
-    return;
-  }
-  const int64_t value = parallel.heads_per_stage();
-  if (value < parallel.ranks()) {
-    checker.Fail(kField, absl::StrCat(value, " is below the ", parallel.ranks(),
-                                      " ranks and would idle some of them; ", legal));
-  } else if (value % parallel.ranks() != 0) {
-    checker.Fail(kField, absl::StrCat(value, " is not a multiple of the ", parallel.ranks(),
-                                      " ranks; ", legal));
-  } else if (value > RoundUp(num_heads, parallel.ranks())) {
-    checker.Fail(kField,
-                 absl::StrCat(value, " is above what ", num_heads, " heads can fill; ", legal));
-  }
-}
-
-void CheckParallel(const v1::ParallelSpec& parallel, int64_t num_heads, SpecChecker& checker) {
-  const bool ranks = checker.Required("parallel.ranks", parallel.ranks(), 1, 1024);
-  bool method = parallel.method() == v1::METHOD_UPIPE || parallel.method() == v1::METHOD_ULYSSES;
-  if (!method) checker.Fail("parallel.method", "is required: upipe or ulysses");
-  if (ranks && method && num_heads >= 1 && num_heads <= 1024) {
-    CheckHeadsPerStage(parallel, num_heads, checker);
-  }
-  checker.InRange("parallel.threads_per_rank", parallel.threads_per_rank(), 1, 64);
-  if (!std::all_of(parallel.isa_cap().begin(), parallel.isa_cap().end(),
-                   [](char c) { return absl::ascii_isalnum(c) || c == '_'; })) {
-    checker.Fail("parallel.isa_cap",
-                 absl::StrCat("'", parallel.isa_cap().substr(0, 80),
-                              "' is no instruction set name such as AVX2 or AVX3"));
-  }
-  if (parallel.backend() != "cpu" && parallel.backend() != "reference") {
-    checker.Fail("parallel.backend", absl::StrCat("'", parallel.backend().substr(0, 80),
-                                                  "' is unknown; backends: cpu, reference"));
+  if (data.documents() == v1::DOCUMENTS_UNSPECIFIED ||
+      !v1::Documents_IsValid(static_cast<int>(data.documents()))) {
+    checker.Fail("data.documents", absl::StrCat(static_cast<int>(data.documents()),
+                                                " is none of join, separate, restart"));
   }
 }
 
@@ -136,32 +88,24 @@ void CheckTrain(const v1::TrainSpec& train, SpecChecker& checker) {
     checker.Fail("train.dtype",
                  absl::StrCat(static_cast<int>(train.dtype()), " is neither fp32 nor bf16"));
   }
+  checker.InRange("train.gradient_accumulation", train.gradient_accumulation(), 1, 1 << 20);
 }
 
 }  // namespace
 
-std::string MethodName(v1::Method method) {
-  switch (method) {
-    case v1::METHOD_UPIPE:
-      return "upipe";
-    case v1::METHOD_ULYSSES:
-      return "ulysses";
-    default:
-      return "unspecified";
-  }
-}
-
 int64_t PaddedContext(const v1::JobSpec& spec) {
-  return RoundUp(spec.train().context(), spec.parallel().ranks());
+  const v1::JobSpec full = WithDefaults(spec);
+  const std::optional<ContextRanks> ranks = ContextRanksOf(full.parallel());
+  UPIPE_CHECK(ranks.has_value()) << "the ranks of the spec do not split";
+  return RoundUp(full.train().context(), PaddingUnit(*ranks, full.memory().query_chunks()));
 }
 
 v1::JobSpec WithDefaults(const v1::JobSpec& spec) {
   v1::JobSpec full = spec;
   *full.mutable_model() = WithModelDefaults(spec.model());
-  v1::ParallelSpec& parallel = *full.mutable_parallel();
-  if (!parallel.has_threads_per_rank()) parallel.set_threads_per_rank(1);
-  if (!parallel.has_isa_cap()) parallel.set_isa_cap("");
-  if (!parallel.has_backend()) parallel.set_backend("cpu");
+  if (!spec.data().has_documents()) full.mutable_data()->set_documents(v1::DOCUMENTS_JOIN);
+  *full.mutable_parallel() = WithParallelDefaults(spec.parallel());
+  *full.mutable_memory() = WithMemoryDefaults(spec.memory(), spec.parallel().method());
   v1::OptimizerSpec& optimizer = *full.mutable_optimizer();
   if (!optimizer.has_learning_rate()) optimizer.set_learning_rate(3e-4);
   if (!optimizer.has_min_learning_rate()) {
@@ -179,8 +123,7 @@ v1::JobSpec WithDefaults(const v1::JobSpec& spec) {
   if (!train.has_eval_every()) train.set_eval_every(0);
   if (!train.has_eval_sequences()) train.set_eval_sequences(1);
   if (!train.has_dtype()) train.set_dtype(v1::DTYPE_FP32);
-  v1::MemorySpec& memory = *full.mutable_memory();
-  if (!memory.has_attention_output()) memory.set_attention_output(v1::ATTENTION_OUTPUT_RECOMPUTE);
+  if (!train.has_gradient_accumulation()) train.set_gradient_accumulation(1);
   return full;
 }
 
@@ -191,49 +134,19 @@ std::vector<Violation> ValidateJobSpec(const v1::JobSpec& spec) {
   const auto present = [&](absl::string_view section, bool has) {
     return has || checker.Fail(section, "this section is required");
   };
-  if (present("model", spec.has_model())) {
-    CheckModel(full.model(), full.train().context(), checker);
-  }
-  if (present("data", spec.has_data())) {
-    if (full.data().path().empty()) {
-      checker.Fail("data.path", "is required: a folder written by `upipe data pack`");
-    } else if (full.data().path().find('\0') != std::string::npos) {
-      checker.Fail("data.path", "contains a NUL character");
-    }
-  }
-  if (present("parallel", spec.has_parallel())) {
-    CheckParallel(full.parallel(), full.model().num_heads(), checker);
-  }
+  if (present("model", spec.has_model())) CheckModel(full.model(), checker);
+  if (present("data", spec.has_data())) CheckData(full.data(), checker);
+  if (present("parallel", spec.has_parallel())) CheckParallel(full, checker);
   CheckOptimizer(full.optimizer(), checker);
   if (present("train", spec.has_train())) CheckTrain(full.train(), checker);
-  const v1::AttentionOutput kept = full.memory().attention_output();
-  if (kept != v1::ATTENTION_OUTPUT_RECOMPUTE && kept != v1::ATTENTION_OUTPUT_DEVICE) {
-    checker.Fail("memory.attention_output",
-                 absl::StrCat(static_cast<int>(kept), " is neither recompute nor device"));
-  }
+  CheckMemory(full, checker);
   return checker.Take();
 }
 
 std::vector<std::string> JobSpecWarnings(const v1::JobSpec& given) {
   const v1::JobSpec spec = WithDefaults(given);
-  std::vector<std::string> warnings = PositionWarnings(spec.model(), spec.train().context());
-  const int64_t heads = spec.model().num_heads();
-  const int64_t ranks = spec.parallel().ranks();
-  if (heads < ranks) {
-    warnings.push_back(absl::StrCat("model.num_heads ", heads, " is below parallel.ranks ", ranks,
-                                    ": ", ranks - heads, " ranks idle during attention"));
-  } else if (heads % ranks != 0) {
-    warnings.push_back(absl::StrCat(
-        "model.num_heads ", heads, " does not divide by parallel.ranks ", ranks,
-        ": the busiest rank does ", (heads + ranks - 1) / ranks, " heads against ",
-        absl::SixDigits(static_cast<double>(heads) / static_cast<double>(ranks)), " in balance"));
-  }
-  const int64_t padding = PaddedContext(spec) - spec.train().context();
-  if (padding > 0) {
-    warnings.push_back(absl::StrCat("train.context ", FormatCount(spec.train().context()),
-                                    " is padded by ", padding, " tokens to a multiple of ", ranks,
-                                    " ranks"));
-  }
+  std::vector<std::string> warnings = ModelWarnings(spec.model(), spec.train().context());
+  for (std::string& warning : ParallelWarnings(spec)) warnings.push_back(std::move(warning));
   if (spec.optimizer().warmup_steps() >= spec.train().steps()) {
     warnings.push_back(absl::StrCat("optimizer.warmup_steps ", spec.optimizer().warmup_steps(),
                                     " is not below train.steps ", spec.train().steps(),

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "common/spec/parallel_rules.h"
 #include "common/spec/violation.h"
 #include "upipe/v1/job.pb.h"
 
@@ -15,7 +16,8 @@ namespace upipe {
 // `spec` with every absent optional field at the default job.proto writes at it, and the model laid
 // over its preset (`preset` stays, so that the plan tells where the shape came from). Absent stays
 // what has no default here: train.memory_per_rank (what the worker offers),
-// parallel.heads_per_stage (required for upipe), model.window and model.max_position.
+// parallel.heads_per_stage (required for upipe), parallel.ring_ranks of usp, model.window and
+// model.max_position.
 v1::JobSpec WithDefaults(const v1::JobSpec& spec);
 
 // Every violation of `spec`, in field order; empty when it can be planned. Takes specs with and
@@ -24,15 +26,13 @@ v1::JobSpec WithDefaults(const v1::JobSpec& spec);
 std::vector<Violation> ValidateJobSpec(const v1::JobSpec& spec);
 
 // Legal but costly or unlikely to be meant: a context beyond the positions the model was trained
-// for, heads that do not divide by ranks, idle ranks, padding. One sentence each, with the numbers.
-// Call for specs without violations, with or without defaults.
+// for, a mask that shows what is to be predicted, heads that do not divide by ranks, idle ranks,
+// padding, rings out of balance. One sentence each, with the numbers. Call for specs without
+// violations, with or without defaults.
 std::vector<std::string> JobSpecWarnings(const v1::JobSpec& spec);
 
-// Tokens the ranks really process: context rounded up to a multiple of ranks (SCHEDULE "Tokens", R
-// = 1, n = 1).
+// Tokens the context ranks really process: context rounded up to a multiple of R x C x n, and of 2R
+// when R > 1 (SCHEDULE "Tokens"). Call for specs without violations.
 int64_t PaddedContext(const v1::JobSpec& spec);
-
-// "upipe", "ulysses", or "unspecified".
-std::string MethodName(v1::Method method);
 
 }  // namespace upipe

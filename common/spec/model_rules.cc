@@ -5,7 +5,6 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "common/spec/model_presets.h"
 
 namespace upipe {
@@ -21,14 +20,6 @@ bool HasScaling(const v1::RopeSpec& rope) {
 
 // arXiv 2309.00071, eq. 22: the temperature of attention, as a factor of q and k.
 double YarnAttentionFactor(double factor) { return 0.1 * std::log(factor) + 1; }
-
-std::string DivisorsOf(int64_t n) {
-  std::vector<int64_t> divisors;
-  for (int64_t i = 1; i <= n; ++i) {
-    if (n % i == 0) divisors.push_back(i);
-  }
-  return absl::StrJoin(divisors, ", ");
-}
 
 void CheckFactor(absl::string_view field, double factor, SpecChecker& checker) {
   if (factor >= 1 && factor <= kMaxFactor) return;
@@ -118,18 +109,6 @@ bool CheckSource(const v1::ModelSpec& model, SpecChecker& checker) {
   return known;
 }
 
-void CheckWindow(const v1::ModelSpec& model, int64_t context, SpecChecker& checker) {
-  if (!model.has_window()) return;
-  if (!checker.InRange("model.window", model.window(), 1, kMaxContext)) return;
-  if (model.window() < context) {
-    checker.Fail("model.window",
-                 absl::StrCat("window ", FormatCount(model.window()), " is below the context ",
-                              FormatCount(context), ": no method of this version computes a ",
-                              "sliding window; a context up to ", FormatCount(model.window()),
-                              " needs none"));
-  }
-}
-
 // Tokens the scaling stretches the positions to; 0 when that is not known.
 int64_t ReachOf(const v1::ModelSpec& model) {
   const v1::RopeSpec& rope = model.rope();
@@ -142,6 +121,23 @@ int64_t ReachOf(const v1::ModelSpec& model) {
   if (rope.has_dynamic()) stretched(rope.dynamic().factor(), rope.dynamic().original_context());
   if (rope.has_yarn()) stretched(rope.yarn().factor(), rope.yarn().original_context());
   return static_cast<int64_t>(reach);
+}
+
+// A context beyond the positions the model was trained for, or that its RoPE scaling reaches.
+std::vector<std::string> PositionWarnings(const v1::ModelSpec& model, int64_t context) {
+  const int64_t reach = ReachOf(model);
+  if (reach == 0 || context <= reach) return {};
+  if (HasScaling(model.rope())) {
+    return {absl::StrCat("train.context ", FormatCount(context), " is above the ",
+                         FormatCount(reach), " positions that model.rope scales to: raise its ",
+                         "factor")};
+  }
+  const int64_t factor = (context + reach - 1) / reach;
+  return {absl::StrCat("train.context ", FormatCount(context), " is above the ", FormatCount(reach),
+                       " positions the model was trained for (model.max_position) and model.rope ",
+                       "has no scaling: a model trained on needs one, e.g. yarn: {factor: ", factor,
+                       ", original_context: ", FormatTokenCount(reach),
+                       "}; for a model trained from scratch remove or raise max_position")};
 }
 
 }  // namespace
@@ -170,6 +166,7 @@ v1::ModelSpec WithModelDefaults(const v1::ModelSpec& given) {
   if (!model.has_init_stddev()) model.set_init_stddev(0.02);
   if (!model.has_qk_norm()) model.set_qk_norm(false);
   if (!model.has_qkv_bias()) model.set_qkv_bias(false);
+  if (!model.has_causal()) model.set_causal(true);
   v1::RopeSpec& rope = *model.mutable_rope();
   if (!rope.has_theta()) rope.set_theta(500000);
   if (!rope.has_hf_parity()) rope.set_hf_parity(false);
@@ -185,7 +182,7 @@ v1::ModelSpec WithModelDefaults(const v1::ModelSpec& given) {
   return model;
 }
 
-void CheckModel(const v1::ModelSpec& model, int64_t context, SpecChecker& checker) {
+void CheckModel(const v1::ModelSpec& model, SpecChecker& checker) {
   const bool complete = CheckSource(model, checker);
   const auto size = [&](absl::string_view field, int64_t value, int64_t min, int64_t max) {
     return (value != 0 || complete) && checker.Required(field, value, min, max);
@@ -210,26 +207,25 @@ void CheckModel(const v1::ModelSpec& model, int64_t context, SpecChecker& checke
   checker.PositiveFloat("model.rms_norm_eps", model.rms_norm_eps());
   CheckRope(model, checker);
   checker.PositiveFloat("model.init_stddev", model.init_stddev());
-  CheckWindow(model, context, checker);
+  if (model.has_window()) checker.InRange("model.window", model.window(), 1, kMaxContext);
   if (model.has_max_position()) {
     checker.InRange("model.max_position", model.max_position(), 1, kMaxContext);
   }
 }
 
-std::vector<std::string> PositionWarnings(const v1::ModelSpec& model, int64_t context) {
-  const int64_t reach = ReachOf(model);
-  if (reach == 0 || context <= reach) return {};
-  if (HasScaling(model.rope())) {
-    return {absl::StrCat("train.context ", FormatCount(context), " is above the ",
-                         FormatCount(reach), " positions that model.rope scales to: raise its ",
-                         "factor")};
+std::vector<std::string> ModelWarnings(const v1::ModelSpec& model, int64_t context) {
+  std::vector<std::string> warnings = PositionWarnings(model, context);
+  if (model.has_window() && model.window() >= context) {
+    warnings.push_back(absl::StrCat("model.window ", FormatCount(model.window()),
+                                    " is not below train.context ", FormatCount(context),
+                                    ": it hides nothing"));
   }
-  const int64_t factor = (context + reach - 1) / reach;
-  return {absl::StrCat("train.context ", FormatCount(context), " is above the ", FormatCount(reach),
-                       " positions the model was trained for (model.max_position) and model.rope ",
-                       "has no scaling: a model trained on needs one, e.g. yarn: {factor: ", factor,
-                       ", original_context: ", FormatTokenCount(reach),
-                       "}; for a model trained from scratch remove or raise max_position")};
+  if (!model.causal()) {
+    warnings.push_back(
+        "model.causal is false: a query sees the token that its label is, so the loss says nothing "
+        "about predicting text");
+  }
+  return warnings;
 }
 
 }  // namespace upipe

@@ -1,5 +1,5 @@
 // What the model section of a job means: presets laid under what is written, defaults, the rules of
-// sizes, windows and RoPE scaling. Apart from job_spec because a preset, a Hugging Face file and a
+// sizes, masks and RoPE scaling. Apart from job_spec because a preset, a Hugging Face file and a
 // job file all end in the same ModelSpec.
 #pragma once
 
@@ -19,12 +19,12 @@ v1::ModelSpec LaidOver(const v1::ModelSpec& base, const v1::ModelSpec& given);
 // `model` over its preset, where that is known, with every default of job.proto. `preset` stays.
 v1::ModelSpec WithModelDefaults(const v1::ModelSpec& model);
 
-// The violations of `model`, which is WithModelDefaults, under a context of that many tokens; 0
-// when that is not known.
-void CheckModel(const v1::ModelSpec& model, int64_t context, SpecChecker& checker);
+// The violations of `model`, which is WithModelDefaults.
+void CheckModel(const v1::ModelSpec& model, SpecChecker& checker);
 
 // Legal but unlikely to be meant: a context beyond the positions the model was trained for, or that
-// its RoPE scaling reaches. `model` is WithModelDefaults and has no violations.
-std::vector<std::string> PositionWarnings(const v1::ModelSpec& model, int64_t context);
+// its RoPE scaling reaches; a window that hides nothing; a mask that hides no label. `model` is
+// WithModelDefaults and has no violations.
+std::vector<std::string> ModelWarnings(const v1::ModelSpec& model, int64_t context);
 
 }  // namespace upipe

@@ -200,8 +200,10 @@ absl::Status SetScalarField(const FieldDescriptor& field, absl::string_view text
       reflection.SetString(&message, &field, std::string(text));
       return absl::OkStatus();
     case FieldDescriptor::CPPTYPE_BOOL:
-      if (text != "true" && text != "false") return Wrong(text, "true or false");
-      reflection.SetBool(&message, &field, text == "true");
+      if (text != "true" && text != "on" && text != "false" && text != "off") {
+        return Wrong(text, "true, false, on or off");
+      }
+      reflection.SetBool(&message, &field, text == "true" || text == "on");
       return absl::OkStatus();
     case FieldDescriptor::CPPTYPE_INT32: {
       UPIPE_ASSIGN_OR_RETURN(const int32_t value, WholeNumber<int32_t>(text));

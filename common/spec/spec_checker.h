@@ -19,6 +19,15 @@ namespace upipe {
 // engine forms (bytes of all layer inputs, 2^30 tokens x 2^16 columns x 2^10 layers x 4) is 2^58.
 inline constexpr int64_t kMaxContext = int64_t{1} << 30;
 
+// "2, 4, 8": the divisors of `n` from `first` on.
+inline std::string DivisorsOf(int64_t n, int64_t first = 1) {
+  std::string divisors;
+  for (int64_t i = first; i <= n; ++i) {
+    if (n % i == 0) absl::StrAppend(&divisors, divisors.empty() ? "" : ", ", i);
+  }
+  return divisors;
+}
+
 // Each check returns whether it held.
 class SpecChecker {
  public:

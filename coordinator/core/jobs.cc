@@ -66,8 +66,9 @@ const char* NameOf(v1::StopIntent intent) {
 
 int64_t PlannedBytesPerRank(const v1::RunPlan& plan) {
   int64_t bytes = 0;
-  for (const v1::RankPlan& rank : plan.ranks())
-    bytes = std::max(bytes, rank.memory().arena_bytes());
+  for (const v1::RankPlan& rank : plan.ranks()) {
+    bytes = std::max(bytes, rank.memory().arena_bytes() + rank.host_memory().arena_bytes());
+  }
   return bytes;
 }
 

@@ -1,5 +1,7 @@
 #include "engine/comm/communicator.h"
 
+#include <numeric>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/status.h"
@@ -21,6 +23,14 @@ absl::Status CompareWithRank0(const uint64_t* values, int size, const char* what
 
 }  // namespace
 
+RankGroup AllRanks(int size) {
+  RankGroup ranks(size);
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+Communicator::Communicator(int size) : everyone_(AllRanks(size)) {}
+
 // The device's memory is written and read by tasks of its stream, which a dry stream drops.
 absl::Status VerifySameOnAllRanks(Communicator& comm, uint64_t value, const char* what,
                                   void* scratch, kernels::Stream& stream) {
@@ -31,7 +41,8 @@ absl::Status VerifySameOnAllRanks(Communicator& comm, uint64_t value, const char
     values[rank] = value;
     return absl::OkStatus();
   });
-  UPIPE_RETURN_IF_ERROR(comm.AllGather(values + rank, values, sizeof(uint64_t), stream));
+  UPIPE_RETURN_IF_ERROR(
+      comm.AllGather(comm.everyone(), values + rank, values, sizeof(uint64_t), stream));
   absl::Status verdict;
   stream.Submit([&verdict, values, size, what](kernels::ExecContext&) {
     verdict = CompareWithRank0(values, size, what);

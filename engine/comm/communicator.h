@@ -1,4 +1,4 @@
-// The collectives of one group of ranks: the only way ranks talk during training. One host thread
+// The collectives of the ranks of a job: the only way ranks talk during training. One host thread
 // per rank issues all collectives, in one total order equal on every rank. Each operation is
 // ordered on the stream it is given: it starts when that stream reaches it and later work of that
 // stream waits for it; other streams go on.
@@ -39,6 +39,13 @@ struct CommStats {
   double seconds = 0;  // time the operations ran, waiting for peers included
 };
 
+// Ranks that take part in a collective of a part of the whole: ascending, the caller among them.
+// The groups of one collective are disjoint and of equal size: every rank of the whole issues it,
+// each with its own group.
+using RankGroup = std::vector<int>;
+// [0, size).
+RankGroup AllRanks(int size);
+
 // Dead after its first error: later calls return it, the streams they were given carry it. Blocks
 // of memory stay the caller's and must live until the stream passes the operation. Issued by one
 // thread; Abort from any.
@@ -50,17 +57,21 @@ class Communicator {
 
   virtual absl::Status AllToAllV(const AllToAllVParams& params, kernels::Stream& stream) = 0;
 
-  // receive[r] = send of rank r. receive holds size() * bytes. send may be this rank's part of
-  // receive.
-  virtual absl::Status AllGather(const void* send, void* receive, int64_t bytes,
-                                 kernels::Stream& stream) = 0;
+  // Every rank of the whole, [0, size()).
+  const RankGroup& everyone() const { return everyone_; }
 
-  // receive[i] = sum over ranks, in ascending rank order, of that rank's send[rank() * count + i].
-  // fp32. Sends travel to their owner directly: (size - 1) * count * 4 bytes leave each rank.
-  // scratch: ReduceScatterScratchBytes(count) bytes.
-  virtual absl::Status ReduceScatter(const float* send, float* receive, int64_t count,
-                                     void* scratch, kernels::Stream& stream) = 0;
-  virtual int64_t ReduceScatterScratchBytes(int64_t count) const = 0;
+  // receive[i] = send of the group's i-th rank. receive holds group.size() * bytes. send may be
+  // this rank's part of receive.
+  virtual absl::Status AllGather(const RankGroup& group, const void* send, void* receive,
+                                 int64_t bytes, kernels::Stream& stream) = 0;
+
+  // receive[i] = sum over the group's ranks, in ascending order, of that rank's send[index * count
+  // + i], index being this rank's in the group. fp32. Sends travel to their owner directly:
+  // (group.size() - 1) * count * 4 bytes leave each rank. scratch:
+  // ReduceScatterScratchBytes(group.size(), count) bytes.
+  virtual absl::Status ReduceScatter(const RankGroup& group, const float* send, float* receive,
+                                     int64_t count, void* scratch, kernels::Stream& stream) = 0;
+  virtual int64_t ReduceScatterScratchBytes(int group_size, int64_t count) const = 0;
 
   // In place over `count` fp64 values, ascending rank order, the same bits on every rank. For a few
   // scalars. scratch: AllReduceScratchBytes(count) bytes.
@@ -75,6 +86,12 @@ class Communicator {
   virtual void Abort(absl::Status cause) = 0;
   virtual absl::Status status() const = 0;
   virtual CommStats stats() const = 0;
+
+ protected:
+  explicit Communicator(int size);
+
+ private:
+  const RankGroup everyone_;
 };
 
 // Called on the communicator's own thread as operations begin and end: feeds the position page.

@@ -1,9 +1,11 @@
 #include "engine/comm/traffic.h"
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "common/check.h"
 #include "common/status.h"
 #include "engine/comm/transport.h"
@@ -83,17 +85,17 @@ kernels::Event EventWithStatus(const absl::Status& status) {
   return kernels::Event(std::make_shared<FixedState>(status));
 }
 
-int64_t ReduceScatterScratchBytesFor(int size, int64_t count) {
+int64_t ReduceScatterScratchBytesFor(int group_size, int64_t count) {
   const int64_t piece =
       std::min<int64_t>(count * static_cast<int64_t>(sizeof(float)), kReducePieceBytes);
-  return piece * std::min(size - 1, 2);
+  return piece * std::min(group_size - 1, 2);
 }
 
 int64_t AllReduceScratchBytesFor(int size, int64_t count) {
   return size == 1 ? 0 : size * count * static_cast<int64_t>(sizeof(double));
 }
 
-Traffic::Traffic(int rank, int size) : rank_(rank), size_(size) {
+Traffic::Traffic(int rank, int size) : rank_(rank), size_(size), everyone_(AllRanks(size)) {
   UPIPE_CHECK(size >= 1 && size <= kMaxRanks && rank >= 0 && rank < size)
       << "rank " << rank << " of " << size;
   stats_.bytes_sent_to_peer.assign(size, 0);
@@ -114,18 +116,22 @@ absl::Status Traffic::AddAllToAllV(const AllToAllVParams& params) {
   return absl::OkStatus();
 }
 
-absl::Status Traffic::AddAllGather(const void* send, void* receive, int64_t bytes) {
+absl::Status Traffic::AddAllGather(const RankGroup& group, const void* send, void* receive,
+                                   int64_t bytes) {
+  UPIPE_RETURN_IF_ERROR(CheckGroup("all-gather", group));
   UPIPE_RETURN_IF_ERROR(CheckMemory("all-gather", bytes, {send, receive}));
-  CountToEveryPeer(bytes);
+  CountToEach(group, bytes);
   return absl::OkStatus();
 }
 
-absl::Status Traffic::AddReduceScatter(const float* send, float* receive, int64_t count,
-                                       void* scratch) {
+absl::Status Traffic::AddReduceScatter(const RankGroup& group, const float* send, float* receive,
+                                       int64_t count, void* scratch) {
+  UPIPE_RETURN_IF_ERROR(CheckGroup("reduce-scatter", group));
   UPIPE_RETURN_IF_ERROR(CheckMemory("reduce-scatter", count, {send, receive}));
-  UPIPE_RETURN_IF_ERROR(
-      CheckMemory("reduce-scatter scratch", ReduceScatterScratchBytesFor(size_, count), {scratch}));
-  CountToEveryPeer(count * static_cast<int64_t>(sizeof(float)));
+  const int group_size = static_cast<int>(group.size());
+  UPIPE_RETURN_IF_ERROR(CheckMemory("reduce-scatter scratch",
+                                    ReduceScatterScratchBytesFor(group_size, count), {scratch}));
+  CountToEach(group, count * static_cast<int64_t>(sizeof(float)));
   return absl::OkStatus();
 }
 
@@ -133,19 +139,30 @@ absl::Status Traffic::AddAllReduce(double* values, int64_t count, void* scratch)
   UPIPE_RETURN_IF_ERROR(CheckMemory("all-reduce", count, {values}));
   UPIPE_RETURN_IF_ERROR(
       CheckMemory("all-reduce scratch", AllReduceScratchBytesFor(size_, count), {scratch}));
-  CountToEveryPeer(count * static_cast<int64_t>(sizeof(double)));
+  CountToEach(everyone_, count * static_cast<int64_t>(sizeof(double)));
   return absl::OkStatus();
 }
 
 absl::Status Traffic::AddBarrier() {
-  CountToEveryPeer(0);
+  CountToEach(everyone_, 0);
   return absl::OkStatus();
 }
 
-void Traffic::CountToEveryPeer(int64_t bytes) {
+absl::Status Traffic::CheckGroup(const char* op, const RankGroup& group) const {
+  const bool ascending =
+      std::adjacent_find(group.begin(), group.end(), std::greater_equal<int>()) == group.end();
+  const bool within = !group.empty() && group.front() >= 0 && group.back() < size_;
+  if (ascending && within && std::binary_search(group.begin(), group.end(), rank_))
+    return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(op, ": the group [", absl::StrJoin(group, " "),
+                                                 "] must be ascending ranks of [0, ", size_,
+                                                 ") with the caller's own, ", rank_));
+}
+
+void Traffic::CountToEach(const RankGroup& group, int64_t bytes) {
   std::lock_guard<std::mutex> lock(mutex_);
   ++stats_.num_collectives;
-  for (int peer = 0; peer < size_; ++peer) {
+  for (int peer : group) {
     if (peer != rank_) stats_.bytes_sent_to_peer[peer] += bytes;
   }
 }

@@ -32,7 +32,7 @@ kernels::Event EventWithStatus(const absl::Status& status);
 
 // A reduction's blocks are cut into pieces of this size, so that its scratch is bounded.
 inline constexpr int64_t kReducePieceBytes = int64_t{1} << 20;
-int64_t ReduceScatterScratchBytesFor(int size, int64_t count);
+int64_t ReduceScatterScratchBytesFor(int group_size, int64_t count);
 int64_t AllReduceScratchBytesFor(int size, int64_t count);
 
 // Each Add* refuses bad parameters with InvalidArgument, and counts otherwise. Null memory is
@@ -44,8 +44,9 @@ class Traffic {
   int size() const { return size_; }
 
   absl::Status AddAllToAllV(const AllToAllVParams& params);
-  absl::Status AddAllGather(const void* send, void* receive, int64_t bytes);
-  absl::Status AddReduceScatter(const float* send, float* receive, int64_t count, void* scratch);
+  absl::Status AddAllGather(const RankGroup& group, const void* send, void* receive, int64_t bytes);
+  absl::Status AddReduceScatter(const RankGroup& group, const float* send, float* receive,
+                                int64_t count, void* scratch);
   absl::Status AddAllReduce(double* values, int64_t count, void* scratch);
   // Carries no data and counts no bytes.
   absl::Status AddBarrier();
@@ -54,10 +55,13 @@ class Traffic {
   CommStats stats() const;
 
  private:
-  void CountToEveryPeer(int64_t bytes);
+  // InvalidArgument unless `group` is ascending, of ranks of the whole, with the own one.
+  absl::Status CheckGroup(const char* op, const RankGroup& group) const;
+  void CountToEach(const RankGroup& group, int64_t bytes);
 
   const int rank_;
   const int size_;
+  const RankGroup everyone_;
   mutable std::mutex mutex_;
   CommStats stats_;  // under mutex_
 };

@@ -16,6 +16,7 @@ namespace {
 
 constexpr int64_t kFloatBytes = sizeof(float);
 constexpr int64_t kDoubleBytes = sizeof(double);
+constexpr int64_t kPieceCount = kReducePieceBytes / kFloatBytes;
 
 // The point at which an operation has ended.
 class Completion final : public kernels::Event::State {
@@ -47,6 +48,10 @@ double Combine(ReduceOp op, double a, double b) {
   return std::isnan(b) || b > a ? b : a;
 }
 
+int IndexIn(const RankGroup& group, int rank) {
+  return static_cast<int>(std::lower_bound(group.begin(), group.end(), rank) - group.begin());
+}
+
 void CopyUnlessSame(void* to, const void* from, int64_t bytes) {
   if (to != from && bytes > 0) std::memmove(to, from, bytes);
 }
@@ -62,7 +67,8 @@ absl::Status Annotate(const absl::Status& status, const char* name, int64_t numb
 TransportCommunicator::TransportCommunicator(std::unique_ptr<SerialThread> thread,
                                              std::unique_ptr<Transport> transport,
                                              const CommOptions& options)
-    : options_(options),
+    : Communicator(transport->size()),
+      options_(options),
       traffic_(transport->rank(), transport->size()),
       transport_(std::move(transport)),
       thread_(std::move(thread)) {}
@@ -154,100 +160,103 @@ absl::Status TransportCommunicator::AllToAllV(const AllToAllVParams& params,
       [params](const Call& call) { return ExchangeBlocks(call, params); }, stream);
 }
 
-absl::Status TransportCommunicator::GatherAll(const Call& call, const void* send, void* receive,
-                                              int64_t bytes) {
+absl::Status TransportCommunicator::Gather(const Call& call, const RankGroup& group,
+                                           const void* send, void* receive, int64_t bytes) {
   Transport& transport = call.transport;
   if (bytes == 0) return absl::OkStatus();
   auto* out = static_cast<char*>(receive);
-  for (int peer = 0; peer < transport.size(); ++peer) {
-    if (peer != transport.rank())
-      transport.PostReceive(peer, {call.collective, 0}, out + peer * bytes, bytes);
+  for (size_t i = 0; i < group.size(); ++i) {
+    if (group[i] != transport.rank())
+      transport.PostReceive(group[i], {call.collective, 0}, out + i * bytes, bytes);
   }
-  for (int peer = 0; peer < transport.size(); ++peer) {
+  for (int peer : group) {
     if (peer != transport.rank()) transport.PostSend(peer, {call.collective, 0}, send, bytes);
   }
-  CopyUnlessSame(out + transport.rank() * bytes, send, bytes);
+  CopyUnlessSame(out + IndexIn(group, transport.rank()) * bytes, send, bytes);
   return transport.WaitAll(call.deadline);
 }
 
-absl::Status TransportCommunicator::AllGather(const void* send, void* receive, int64_t bytes,
+absl::Status TransportCommunicator::AllGather(const RankGroup& group, const void* send,
+                                              void* receive, int64_t bytes,
                                               kernels::Stream& stream) {
   return Issue(
-      "all-gather", traffic_.AddAllGather(send, receive, bytes),
-      [=](const Call& call) { return GatherAll(call, send, receive, bytes); }, stream);
+      "all-gather", traffic_.AddAllGather(group, send, receive, bytes),
+      [=](const Call& call) { return Gather(call, group, send, receive, bytes); }, stream);
 }
 
-// `send` points at this piece of rank 0's block; blocks lie `stride` floats apart. Two landing
-// buffers: while one contribution is added, the next arrives.
-absl::Status TransportCommunicator::ReducePiece(const Call& call, uint32_t piece, const float* send,
-                                                float* receive, int64_t count, int64_t stride,
-                                                float* scratch) {
+// Elements [begin, begin + a piece) of every block. Two landing buffers: while one contribution is
+// added, the next arrives.
+absl::Status TransportCommunicator::ReducePiece(const Call& call, const Reduction& reduction,
+                                                int64_t begin) {
   Transport& transport = call.transport;
-  const int rank = transport.rank();
-  const int size = transport.size();
-  const MessageTag tag{call.collective, piece};
+  const int size = static_cast<int>(reduction.group.size());
+  const int index = IndexIn(reduction.group, transport.rank());
+  const MessageTag tag{call.collective, static_cast<uint32_t>(begin / kPieceCount)};
+  const int64_t count = std::min(kPieceCount, reduction.count - begin);
   const int64_t bytes = count * kFloatBytes;
-  const auto peer_at = [rank](int i) { return i < rank ? i : i + 1; };
-  float* const landing[2] = {scratch, scratch + (size > 2 ? count : 0)};
+  const auto block_of = [&](int i) { return reduction.send + i * reduction.count + begin; };
+  const auto other = [index](int i) { return i < index ? i : i + 1; };  // the i-th but for this one
+  float* const landing[2] = {reduction.scratch, reduction.scratch + (size > 2 ? count : 0)};
 
-  int arriving = transport.PostReceive(peer_at(0), tag, landing[0], bytes);
+  int arriving = transport.PostReceive(reduction.group[other(0)], tag, landing[0], bytes);
   for (int i = 1; i < size; ++i) {
-    const int peer = (rank + i) % size;
-    transport.PostSend(peer, tag, send + peer * stride, bytes);
+    const int to = (index + i) % size;
+    transport.PostSend(reduction.group[to], tag, block_of(to), bytes);
   }
   const auto contribute = [&](int from, const float* values) {
     if (from == 0) {
-      std::memcpy(receive, values, bytes);
+      std::memcpy(reduction.receive + begin, values, bytes);
     } else {
-      AddTo(receive, values, count);
+      AddTo(reduction.receive + begin, values, count);
     }
   };
   for (int i = 0; i < size - 1; ++i) {
-    if (peer_at(i) == rank + 1) contribute(rank, send + rank * stride);
+    if (other(i) == index + 1) contribute(index, block_of(index));
     const int current = arriving;
-    if (i + 1 < size - 1)
-      arriving = transport.PostReceive(peer_at(i + 1), tag, landing[(i + 1) % 2], bytes);
+    if (i + 1 < size - 1) {
+      arriving =
+          transport.PostReceive(reduction.group[other(i + 1)], tag, landing[(i + 1) % 2], bytes);
+    }
     UPIPE_RETURN_IF_ERROR(transport.Wait(current, call.deadline));
-    contribute(peer_at(i), landing[i % 2]);
+    contribute(other(i), landing[i % 2]);
   }
-  if (rank == size - 1) contribute(rank, send + rank * stride);
+  if (index == size - 1) contribute(index, block_of(index));
   return transport.WaitAll(call.deadline);
 }
 
-absl::Status TransportCommunicator::ReduceScatter(const float* send, float* receive, int64_t count,
-                                                  void* scratch, kernels::Stream& stream) {
-  const auto exchange = [=](const Call& call) -> absl::Status {
-    if (call.transport.size() == 1) {
-      CopyUnlessSame(receive, send, count * kFloatBytes);
-      return absl::OkStatus();
-    }
-    constexpr int64_t kPieceCount = kReducePieceBytes / kFloatBytes;
-    uint32_t piece = 0;
-    for (int64_t begin = 0; begin < count; begin += kPieceCount, ++piece) {
-      UPIPE_RETURN_IF_ERROR(ReducePiece(call, piece, send + begin, receive + begin,
-                                        std::min(kPieceCount, count - begin), count,
-                                        static_cast<float*>(scratch)));
-    }
+absl::Status TransportCommunicator::Reduce(const Call& call, const Reduction& reduction) {
+  if (reduction.group.size() == 1) {
+    CopyUnlessSame(reduction.receive, reduction.send, reduction.count * kFloatBytes);
     return absl::OkStatus();
-  };
-  return Issue("reduce-scatter", traffic_.AddReduceScatter(send, receive, count, scratch), exchange,
-               stream);
+  }
+  for (int64_t begin = 0; begin < reduction.count; begin += kPieceCount) {
+    UPIPE_RETURN_IF_ERROR(ReducePiece(call, reduction, begin));
+  }
+  return absl::OkStatus();
 }
 
-int64_t TransportCommunicator::ReduceScatterScratchBytes(int64_t count) const {
-  return ReduceScatterScratchBytesFor(size(), count);
+absl::Status TransportCommunicator::ReduceScatter(const RankGroup& group, const float* send,
+                                                  float* receive, int64_t count, void* scratch,
+                                                  kernels::Stream& stream) {
+  const Reduction reduction{group, send, receive, count, static_cast<float*>(scratch)};
+  return Issue(
+      "reduce-scatter", traffic_.AddReduceScatter(group, send, receive, count, scratch),
+      [reduction](const Call& call) { return Reduce(call, reduction); }, stream);
+}
+
+int64_t TransportCommunicator::ReduceScatterScratchBytes(int group_size, int64_t count) const {
+  return ReduceScatterScratchBytesFor(group_size, count);
 }
 
 absl::Status TransportCommunicator::AllReduce(double* values, int64_t count, ReduceOp op,
                                               void* scratch, kernels::Stream& stream) {
-  const auto exchange = [=](const Call& call) -> absl::Status {
-    const int size = call.transport.size();
-    if (size == 1) return absl::OkStatus();
+  const auto exchange = [=, this](const Call& call) -> absl::Status {
+    if (size() == 1) return absl::OkStatus();
     auto* gathered = static_cast<double*>(scratch);
-    UPIPE_RETURN_IF_ERROR(GatherAll(call, values, gathered, count * kDoubleBytes));
+    UPIPE_RETURN_IF_ERROR(Gather(call, everyone(), values, gathered, count * kDoubleBytes));
     for (int64_t i = 0; i < count; ++i) {
       double result = gathered[i];
-      for (int peer = 1; peer < size; ++peer)
+      for (int peer = 1; peer < size(); ++peer)
         result = Combine(op, result, gathered[peer * count + i]);
       values[i] = result;
     }
@@ -261,10 +270,10 @@ int64_t TransportCommunicator::AllReduceScratchBytes(int64_t count) const {
 }
 
 absl::Status TransportCommunicator::Barrier(kernels::Stream& stream) {
-  const auto exchange = [](const Call& call) {
+  const auto exchange = [this](const Call& call) {
     const char ours = 0;
-    std::vector<char> theirs(call.transport.size());
-    absl::Status status = GatherAll(call, &ours, theirs.data(), 1);
+    std::vector<char> theirs(size());
+    absl::Status status = Gather(call, everyone(), &ours, theirs.data(), 1);
     if (!status.ok()) call.transport.Withdraw();  // before the bytes above go out of scope
     return status;
   };

@@ -25,11 +25,11 @@ class TransportCommunicator final : public Communicator {
   int rank() const override { return traffic_.rank(); }
   int size() const override { return traffic_.size(); }
   absl::Status AllToAllV(const AllToAllVParams& params, kernels::Stream& stream) override;
-  absl::Status AllGather(const void* send, void* receive, int64_t bytes,
+  absl::Status AllGather(const RankGroup& group, const void* send, void* receive, int64_t bytes,
                          kernels::Stream& stream) override;
-  absl::Status ReduceScatter(const float* send, float* receive, int64_t count, void* scratch,
-                             kernels::Stream& stream) override;
-  int64_t ReduceScatterScratchBytes(int64_t count) const override;
+  absl::Status ReduceScatter(const RankGroup& group, const float* send, float* receive,
+                             int64_t count, void* scratch, kernels::Stream& stream) override;
+  int64_t ReduceScatterScratchBytes(int group_size, int64_t count) const override;
   absl::Status AllReduce(double* values, int64_t count, ReduceOp op, void* scratch,
                          kernels::Stream& stream) override;
   int64_t AllReduceScratchBytes(int64_t count) const override;
@@ -46,6 +46,14 @@ class TransportCommunicator final : public Communicator {
     SteadyTime deadline;
   };
   using Exchange = std::function<absl::Status(const Call&)>;
+  // A reduce-scatter's parameters.
+  struct Reduction {
+    RankGroup group;
+    const float* send;
+    float* receive;
+    int64_t count;
+    float* scratch;
+  };
 
   absl::Status Issue(const char* name, const absl::Status& validity, Exchange exchange,
                      kernels::Stream& stream);
@@ -55,9 +63,10 @@ class TransportCommunicator final : public Communicator {
   absl::Status Die(const absl::Status& error);
 
   static absl::Status ExchangeBlocks(const Call& call, const AllToAllVParams& params);
-  static absl::Status GatherAll(const Call& call, const void* send, void* receive, int64_t bytes);
-  static absl::Status ReducePiece(const Call& call, uint32_t piece, const float* send,
-                                  float* receive, int64_t count, int64_t stride, float* scratch);
+  static absl::Status Gather(const Call& call, const RankGroup& group, const void* send,
+                             void* receive, int64_t bytes);
+  static absl::Status Reduce(const Call& call, const Reduction& reduction);
+  static absl::Status ReducePiece(const Call& call, const Reduction& reduction, int64_t begin);
 
   const CommOptions options_;
   Traffic traffic_;

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_format.h"
 #include "common/check.h"
+#include "common/status.h"
 
 namespace upipe::data {
 namespace {
@@ -52,7 +53,7 @@ constexpr uint64_t kOrderStream = 1;
 }  // namespace
 
 absl::StatusOr<SequenceSource> SequenceSource::Create(TokenShard shard, int64_t context,
-                                                      uint64_t seed) {
+                                                      uint64_t seed, LabelRule labels) {
   if (context < 1) {
     return absl::InvalidArgumentError(
         absl::StrFormat("context is %d tokens, must be at least 1", context));
@@ -64,11 +65,11 @@ absl::StatusOr<SequenceSource> SequenceSource::Create(TokenShard shard, int64_t 
         "text or shorten the context",
         shard.path(), shard.num_tokens(), context));
   }
-  return SequenceSource(std::move(shard), context, seed);
+  return SequenceSource(std::move(shard), context, seed, labels);
 }
 
-SequenceSource::SequenceSource(TokenShard shard, int64_t context, uint64_t seed)
-    : shard_(std::move(shard)), context_(context), seed_(seed) {
+SequenceSource::SequenceSource(TokenShard shard, int64_t context, uint64_t seed, LabelRule labels)
+    : shard_(std::move(shard)), context_(context), seed_(seed), labels_(labels) {
   // At least `context` tokens stay over where the shard is long enough, so that an epoch can start
   // at any phase and the bounds between windows move from epoch to epoch.
   const int64_t window = context_ + 1;
@@ -85,6 +86,39 @@ SequenceWindow SequenceSource::Window(int64_t sequence_index) const {
   return {
       .epoch = epoch,
       .token_offset = static_cast<int64_t>(first + window * static_cast<uint64_t>(context_ + 1))};
+}
+
+absl::StatusOr<absl::Span<const uint64_t>> SequenceSource::StartsWithin(int64_t begin,
+                                                                        int64_t end) const {
+  const absl::Span<const uint64_t> all = shard_.document_starts();
+  const auto first = std::lower_bound(all.begin(), all.end(), static_cast<uint64_t>(begin));
+  auto last = first;
+  while (last != all.end() && *last < static_cast<uint64_t>(end)) ++last;
+  // The search trusts the order of what it looks at; what it found must at least be in order
+  // itself and lie between its neighbours.
+  const auto from = first == all.begin() ? first : first - 1;
+  const auto to = last == all.end() ? last : last + 1;
+  for (auto start = from; start != to; ++start) {
+    const bool in_order = start == all.begin() ? *start == 0 : start == from || start[-1] < *start;
+    if (in_order && *start < static_cast<uint64_t>(shard_.num_tokens())) continue;
+    return absl::DataLossError(absl::StrFormat(
+        "%s: document %u starts at token %u, out of order or past its %d tokens; pack the text "
+        "again",
+        shard_.path(), start - all.begin(), *start, shard_.num_tokens()));
+  }
+  return absl::MakeConstSpan(first, last);
+}
+
+absl::StatusOr<std::vector<int64_t>> SequenceSource::Documents(int64_t sequence_index) const {
+  if (sequence_index < 0) {
+    return absl::InvalidArgumentError(absl::StrFormat("sequence %d is below 0", sequence_index));
+  }
+  const int64_t offset = Window(sequence_index).token_offset;
+  UPIPE_ASSIGN_OR_RETURN(const absl::Span<const uint64_t> starts,
+                         StartsWithin(offset + 1, offset + context_));
+  std::vector<int64_t> positions = {0};
+  for (const uint64_t start : starts) positions.push_back(static_cast<int64_t>(start) - offset);
+  return positions;
 }
 
 absl::Status SequenceSource::Read(int64_t sequence_index, int64_t begin, int64_t count,
@@ -106,7 +140,22 @@ absl::Status SequenceSource::Read(int64_t sequence_index, int64_t begin, int64_t
   }
   std::copy(tokens.begin(), tokens.end() - 1, tokens_out);
   std::copy(tokens.begin() + 1, tokens.end(), labels_out);
+  if (labels_ == LabelRule::kEveryToken) return absl::OkStatus();
+  UPIPE_ASSIGN_OR_RETURN(const absl::Span<const uint64_t> starts,
+                         StartsWithin(offset + 1, offset + count + 1));
+  for (const uint64_t start : starts) labels_out[static_cast<int64_t>(start) - offset - 1] = -1;
   return absl::OkStatus();
+}
+
+void RotaryPositions(absl::Span<const int64_t> document_starts, kernels::PositionRun run,
+                     int64_t* out) {
+  UPIPE_CHECK(!document_starts.empty() && document_starts.front() <= run.begin)
+      << "no document holds position " << run.begin;
+  auto next = std::upper_bound(document_starts.begin(), document_starts.end(), run.begin);
+  for (int64_t position = run.begin; position < run.end; ++position) {
+    if (next != document_starts.end() && *next == position) ++next;
+    out[position - run.begin] = position - next[-1];
+  }
 }
 
 }  // namespace upipe::data

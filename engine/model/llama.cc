@@ -8,8 +8,12 @@
 
 namespace upipe::model {
 
-using attention::HeadChunkAttention;
+using attention::AttentionOutput;
 using attention::kTokenTile;
+using engine::AllColumns;
+using engine::Place;
+using engine::TileUse;
+using engine::TokenTensor;
 using kernels::Buffer;
 using kernels::DType;
 using kernels::MatmulParams;
@@ -24,11 +28,11 @@ constexpr char kFinalNorm[] = "model.norm.weight";
 attention::AttentionLayerParams LayerParams(const LlamaParams& params) {
   return {.schedule = params.schedule,
           .tokens = params.tokens,
+          .policy = params.policy,
           .hidden_size = params.config.hidden_size,
           .head_dim = params.config.head_dim,
           .rms_norm_eps = params.config.rms_norm_eps,
-          .rope = params.config.rope,
-          .positions = params.positions};
+          .rope = params.config.rope};
 }
 
 }  // namespace
@@ -37,6 +41,7 @@ LlamaModel::LlamaModel(const engine::RankContext& context, const LlamaParams& pa
                        ShardedParameters& parameters)
     : context_(context),
       params_(params),
+      runs_(params.tokens.RunsOf(context.mesh().ContextRank(context.rank()))),
       parameters_(parameters),
       attention_(context, LayerParams(params)) {}
 
@@ -64,123 +69,256 @@ MlpWeights LlamaModel::MlpOf(const GatheredUnit& block) const {
           .down = block.Tensor("down_proj.weight")};
 }
 
-TensorView LlamaModel::Hidden(const Buffer& buffer) const {
-  return TensorView::Matrix(buffer.data(), context_.storage(), params_.tokens.tokens_per_rank,
-                            params_.config.hidden_size);
+absl::StatusOr<TokenTensor> LlamaModel::AllocateHidden(Place place) const {
+  return TokenTensor::Allocate(context_, place, MemoryTag::kResidual,
+                               {.tokens = params_.tokens.tokens_per_rank,
+                                .columns = params_.config.hidden_size,
+                                .dtype = context_.storage()});
 }
 
-const ParameterUnit& LlamaModel::UnitAfter(int layer) const {
+std::optional<AttentionOutput>* LlamaModel::KeptAttention(LayerInput& input) const {
+  const bool keeps =
+      params_.policy.attention_output != engine::MemoryPolicy::AttentionOutput::kRecompute;
+  return keeps ? &input.attention : nullptr;
+}
+
+const ParameterUnit& LlamaModel::UnitAfterForward(int layer) const {
   const ParameterLayout& layout = parameters_.layout();
   return layer + 1 < params_.config.num_layers ? layout.blocks[layer + 1] : layout.HeadUnit();
 }
 
+const ParameterUnit* LlamaModel::UnitAfterBackward(int layer) const {
+  if (layer == 0) return nullptr;
+  // Before a segment goes backward its inputs are rebuilt from the first on.
+  return &parameters_.layout().blocks[KeepsInput(layer) ? FirstOfSegment(layer - 1) : layer - 1];
+}
+
 absl::Status LlamaModel::ForwardBackward(const Batch& batch, int64_t step) {
-  parameters_.BeginGradients();
-  UPIPE_ASSIGN_OR_RETURN(Buffer stream, Embed(batch));
-  std::vector<LayerInput> layer_inputs;
-  for (int layer = 0; layer < params_.config.num_layers; ++layer) {
-    LayerInput& input = layer_inputs.emplace_back();
-    input.x = std::move(stream);
-    UPIPE_ASSIGN_OR_RETURN(stream, context_.Allocate(MemoryTag::kResidual, input.x.size_bytes()));
-    UPIPE_ASSIGN_OR_RETURN(
-        attention::AttentionOutput output,
-        BlockForward(layer, Hidden(input.x), Hidden(stream), {step, StepPass::kForward, layer}));
-    if (params_.keep_attention_output) input.attention = std::move(output);
+  UPIPE_ASSIGN_OR_RETURN(TokenTensor stream, Embed(batch));
+  const int layers = static_cast<int>(params_.config.num_layers);
+  std::vector<LayerInput> inputs(layers);
+  for (int layer = 0; layer < layers; ++layer) {
+    UPIPE_RETURN_IF_ERROR(
+        ForwardLayer(batch, {step, StepPass::kForward, layer}, stream, inputs[layer]));
   }
   context_.Mark(step, StepPass::kLoss, -1, -1);
-  UPIPE_RETURN_IF_ERROR(Loss(batch, Hidden(stream), /*write_gradient=*/true, {}));
-  const TensorView dx = Hidden(stream);  // the stream carries the gradient from here on
-  for (int layer = static_cast<int>(params_.config.num_layers) - 1; layer >= 0; --layer) {
-    UPIPE_RETURN_IF_ERROR(BlockBackward(layer, std::move(layer_inputs.back()), dx, step));
-    layer_inputs.pop_back();
+  UPIPE_RETURN_IF_ERROR(Loss(batch, stream, /*write_gradient=*/true, {}));
+  const TokenTensor& dx = stream;  // it carries the gradient from here on
+  while (!inputs.empty()) {
+    const int first = FirstOfSegment(static_cast<int>(inputs.size()) - 1);
+    UPIPE_RETURN_IF_ERROR(
+        BackwardSegment(batch, step, absl::MakeSpan(inputs).subspan(first), first, dx));
+    inputs.resize(first);
   }
   context_.Mark(step, StepPass::kEmbed, -1, -1);
   return EmbedBackward(batch, dx);
 }
 
 absl::Status LlamaModel::Evaluate(const Batch& batch, int64_t step, const TensorView& logits) {
-  UPIPE_ASSIGN_OR_RETURN(const Buffer stream, Embed(batch));
-  const TensorView x = Hidden(stream);
+  UPIPE_ASSIGN_OR_RETURN(const TokenTensor x, Embed(batch));
   for (int layer = 0; layer < params_.config.num_layers; ++layer) {
-    UPIPE_RETURN_IF_ERROR(BlockForward(layer, x, x, {step, StepPass::kEvaluate, layer}).status());
+    UPIPE_RETURN_IF_ERROR(BlockForward(batch, {.where = {step, StepPass::kEvaluate, layer},
+                                               .x = x,
+                                               .y = x,
+                                               .next = UnitAfterForward(layer)}));
   }
   context_.Mark(step, StepPass::kEvaluate, -1, -1);
   return Loss(batch, x, /*write_gradient=*/false, logits);
 }
 
-absl::StatusOr<Buffer> LlamaModel::Embed(const Batch& batch) {
-  const int64_t elements = params_.tokens.tokens_per_rank * params_.config.hidden_size;
-  UPIPE_ASSIGN_OR_RETURN(Buffer stream, context_.AllocateStored(MemoryTag::kResidual, elements));
+absl::StatusOr<TokenTensor> LlamaModel::Embed(const Batch& batch) {
+  UPIPE_ASSIGN_OR_RETURN(TokenTensor stream, AllocateHidden(params_.policy.hidden_stream));
   UPIPE_ASSIGN_OR_RETURN(const GatheredUnit embedding,
                          parameters_.Gather(parameters_.layout().embedding));
   UPIPE_RETURN_IF_ERROR(parameters_.Prefetch(parameters_.layout().blocks[0]));
-  UPIPE_RETURN_IF_ERROR(context_.Run(kernels::EmbeddingFwdParams{
-      .tokens = batch.tokens, .table = embedding.Tensor(kEmbedding), .out = Hidden(stream)}));
+  UPIPE_RETURN_IF_ERROR(ForEachTile(
+      context_, {.end = params_.tokens.tokens_per_rank, .tile_rows = kTokenTile},
+      {AllColumns(stream, TileUse::kWrite)},
+      [&](int64_t begin, int64_t rows, absl::Span<const TensorView> tiles) {
+        return context_.Run(kernels::EmbeddingFwdParams{.tokens = batch.tokens.Rows(begin, rows),
+                                                        .table = embedding.Tensor(kEmbedding),
+                                                        .out = tiles[0]});
+      }));
   return stream;
 }
 
-absl::StatusOr<attention::AttentionOutput> LlamaModel::BlockForward(
-    int layer, const TensorView& x, const TensorView& y, const HeadChunkAttention::Where& where) {
+absl::Status LlamaModel::ForwardLayer(const Batch& batch, const attention::Where& where,
+                                      TokenTensor& stream, LayerInput& input) {
+  const engine::MemoryPolicy& policy = params_.policy;
+  const bool keeps = KeepsInput(where.layer);
+  // The stream itself is the layer input where both live in one place, and goes on in new memory.
+  const bool keeps_stream = keeps && policy.layer_inputs == policy.hidden_stream;
+  if (keeps) {
+    TokenTensor& made = keeps_stream ? stream : input.x;
+    if (keeps_stream) input.x = std::move(stream);
+    UPIPE_ASSIGN_OR_RETURN(made, AllocateHidden(policy.layer_inputs));
+  }
+  return BlockForward(batch, {.where = where,
+                              .x = keeps_stream ? input.x : stream,
+                              .y = stream,
+                              .next = UnitAfterForward(where.layer),
+                              .copy = keeps && !keeps_stream ? &input.x : nullptr,
+                              .attention = KeptAttention(input)});
+}
+
+absl::Status LlamaModel::BackwardSegment(const Batch& batch, int64_t step,
+                                         absl::Span<LayerInput> segment, int first_layer,
+                                         const TokenTensor& dy) {
+  for (size_t i = 0; i + 1 < segment.size(); ++i) {
+    const int layer = first_layer + static_cast<int>(i);
+    UPIPE_ASSIGN_OR_RETURN(segment[i + 1].x, AllocateHidden(params_.policy.layer_inputs));
+    UPIPE_RETURN_IF_ERROR(BlockForward(batch, {.where = {step, StepPass::kBackward, layer},
+                                               .x = segment[i].x,
+                                               .y = segment[i + 1].x,
+                                               .next = UnitAfterForward(layer),
+                                               .attention = KeptAttention(segment[i])}));
+  }
+  for (size_t i = segment.size(); i-- > 0;) {
+    const int layer = first_layer + static_cast<int>(i);
+    UPIPE_RETURN_IF_ERROR(BlockBackward(batch, {step, StepPass::kBackward, layer},
+                                        std::exchange(segment[i], {}), dy));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LlamaModel::BlockForward(const Batch& batch, const BlockRun& run) {
+  kernels::Event copied;
+  if (run.copy != nullptr) {
+    UPIPE_ASSIGN_OR_RETURN(copied, CopyTokens(context_, run.x, *run.copy));
+  }
   UPIPE_ASSIGN_OR_RETURN(const GatheredUnit block,
-                         parameters_.Gather(parameters_.layout().blocks[layer]));
+                         parameters_.Gather(parameters_.layout().blocks[run.where.layer]));
   const attention::AttentionWeights weights = AttentionOf(block);
-  UPIPE_ASSIGN_OR_RETURN(attention::AttentionOutput output, attention_.Forward(x, weights, where));
-  context_.Mark(where.step, where.pass, layer, -1);
+  const bool known = run.attention != nullptr && run.attention->has_value();
+  AttentionOutput made;
+  if (!known) {
+    UPIPE_ASSIGN_OR_RETURN(made, attention_.Forward(run.x, weights, batch.sequence, run.where));
+  }
+  context_.Mark(run.where.step, run.where.pass, run.where.layer, -1);
   // From here to the next block's first exchange the ranks have nothing else to send.
-  UPIPE_RETURN_IF_ERROR(parameters_.Prefetch(UnitAfter(layer)));
-  UPIPE_RETURN_IF_ERROR(MlpForward(context_,
-                                   {.x = x, .out = attention_.AllHeads(output), .wo = weights.wo},
-                                   MlpOf(block), params_.config.rms_norm_eps, y));
+  UPIPE_RETURN_IF_ERROR(parameters_.Prefetch(run.next));
+  const bool keeps = run.attention != nullptr && !known;
+  LeavingAttention leaving;
+  if (keeps && params_.policy.attention_output == engine::MemoryPolicy::AttentionOutput::kHost) {
+    UPIPE_ASSIGN_OR_RETURN(leaving, LeaveForHost(made));
+  }
+  context_.stream().Wait(copied);  // y may be x
+  UPIPE_RETURN_IF_ERROR(MlpForward(
+      context_, {.x = run.x, .out = known ? (*run.attention)->out : made.out, .wo = weights.wo},
+      MlpOf(block), params_.config.rms_norm_eps, run.y));
+  if (!keeps) return absl::OkStatus();
+  if (leaving.host.lse) {
+    context_.stream().Wait(leaving.done);
+    if (!leaving.host.out.present()) leaving.host.out = std::move(made.out);
+    made = std::move(leaving.host);
+  }
+  *run.attention = std::move(made);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<LlamaModel::LeavingAttention> LlamaModel::LeaveForHost(
+    const AttentionOutput& output) const {
+  LeavingAttention leaving;
+  UPIPE_ASSIGN_OR_RETURN(leaving.host.lse,
+                         context_.AllocateHost(MemoryTag::kAttnOut, output.lse.size_bytes()));
+  if (!output.out.on_host()) {
+    const TensorView& out = output.out.view();
+    UPIPE_ASSIGN_OR_RETURN(
+        leaving.host.out,
+        TokenTensor::Allocate(
+            context_, Place::kHost, MemoryTag::kAttnOut,
+            {.tokens = out.shape[0], .columns = out.shape[1], .dtype = out.dtype}));
+    UPIPE_RETURN_IF_ERROR(CopyTokens(context_, output.out, leaving.host.out).status());
+  }
+  kernels::Stream& copy = *context_.streams().copy;
+  copy.Wait(context_.stream().Record());
+  context_.device().CopyToHost(leaving.host.lse.data(), output.lse.data(), output.lse.size_bytes(),
+                               copy);
+  leaving.done = copy.Record();
+  return leaving;
+}
+
+absl::StatusOr<AttentionOutput> LlamaModel::FetchFromHost(AttentionOutput kept) const {
+  AttentionOutput output;
+  UPIPE_ASSIGN_OR_RETURN(output.lse, context_.Allocate(MemoryTag::kAttnOut, kept.lse.size_bytes()));
+  if (params_.policy.hidden_stream == Place::kHost) {
+    output.out = std::move(kept.out);
+  } else {
+    const TensorView& out = kept.out.view();
+    UPIPE_ASSIGN_OR_RETURN(
+        output.out, TokenTensor::Allocate(
+                        context_, Place::kDevice, MemoryTag::kAttnOut,
+                        {.tokens = out.shape[0], .columns = out.shape[1], .dtype = out.dtype}));
+    UPIPE_RETURN_IF_ERROR(CopyTokens(context_, kept.out, output.out).status());
+  }
+  kernels::Stream& copy = *context_.streams().copy;
+  copy.Wait(context_.stream().Record());
+  context_.device().CopyFromHost(output.lse.data(), kept.lse.data(), kept.lse.size_bytes(), copy);
+  context_.stream().Wait(copy.Record());
   return output;
 }
 
-absl::Status LlamaModel::BlockBackward(int layer, LayerInput input, const TensorView& dy,
-                                       int64_t step) {
-  const TensorView x = Hidden(input.x);
-  const HeadChunkAttention::Where where{step, StepPass::kBackward, layer};
+absl::Status LlamaModel::BlockBackward(const Batch& batch, const attention::Where& where,
+                                       LayerInput input, const TokenTensor& dy) {
+  const bool kept = input.attention.has_value();
+  if (kept && params_.policy.attention_output == engine::MemoryPolicy::AttentionOutput::kHost) {
+    UPIPE_ASSIGN_OR_RETURN(input.attention, FetchFromHost(*std::move(input.attention)));
+  }
   UPIPE_ASSIGN_OR_RETURN(GatheredUnit block,
-                         parameters_.Gather(parameters_.layout().blocks[layer]));
-  UPIPE_ASSIGN_OR_RETURN(GatheredUnit gradient, parameters_.ZeroGradient(*block.unit));
+                         parameters_.Gather(parameters_.layout().blocks[where.layer]));
+  UPIPE_ASSIGN_OR_RETURN(GatheredUnit gradient, parameters_.BeginGradient(*block.unit));
   const attention::AttentionWeights weights = AttentionOf(block);
   const attention::AttentionGradients gradients = AttentionOf(gradient);
-  if (!input.attention) {
-    UPIPE_ASSIGN_OR_RETURN(input.attention, attention_.Forward(x, weights, where));
+  if (!kept) {
+    UPIPE_ASSIGN_OR_RETURN(input.attention,
+                           attention_.Forward(input.x, weights, batch.sequence, where));
   }
-  context_.Mark(step, StepPass::kBackward, layer, -1);
-  if (layer > 0) {
-    UPIPE_RETURN_IF_ERROR(parameters_.Prefetch(parameters_.layout().blocks[layer - 1]));
+  context_.Mark(where.step, where.pass, where.layer, -1);
+  if (const ParameterUnit* next = UnitAfterBackward(where.layer); next != nullptr) {
+    UPIPE_RETURN_IF_ERROR(parameters_.Prefetch(*next));
   }
   UPIPE_RETURN_IF_ERROR(MlpBackward(
-      context_, {.x = x, .out = attention_.AllHeads(*input.attention), .wo = weights.wo},
-      MlpOf(block), params_.config.rms_norm_eps, dy, {.mlp = MlpOf(gradient), .wo = gradients.wo}));
-  UPIPE_RETURN_IF_ERROR(
-      attention_.Backward(x, dy, weights, gradients, *std::move(input.attention), where));
+      context_, {.x = input.x, .out = input.attention->out, .wo = weights.wo}, MlpOf(block),
+      params_.config.rms_norm_eps, dy, {.mlp = MlpOf(gradient), .wo = gradients.wo}));
+  UPIPE_RETURN_IF_ERROR(attention_.Backward(input.x, dy, weights, gradients,
+                                            *std::move(input.attention), batch.sequence, where));
   block = {};
   return parameters_.ReduceGradient(std::move(gradient));
 }
 
-absl::Status LlamaModel::Loss(const Batch& batch, const TensorView& x, bool write_gradient,
+absl::Status LlamaModel::Loss(const Batch& batch, const TokenTensor& x, bool write_gradient,
                               const TensorView& logits_out) {
   const ParameterUnit& unit = parameters_.layout().HeadUnit();
   UPIPE_ASSIGN_OR_RETURN(GatheredUnit head, parameters_.Gather(unit));
   GatheredUnit gradient;
   if (write_gradient) {
-    UPIPE_RETURN_IF_ERROR(parameters_.Prefetch(parameters_.layout().blocks.back()));
-    UPIPE_ASSIGN_OR_RETURN(gradient, parameters_.ZeroGradient(unit));
+    const int first = FirstOfSegment(static_cast<int>(params_.config.num_layers) - 1);
+    UPIPE_RETURN_IF_ERROR(parameters_.Prefetch(parameters_.layout().blocks[first]));
+    UPIPE_ASSIGN_OR_RETURN(gradient, parameters_.BeginGradient(unit));
   }
-  const kernels::PositionRun run = params_.tokens.RunOf(context_.rank());
-  for (int64_t position = run.begin; position < run.end;) {
-    const int range = PositionRangeOf(position);
-    const int64_t end = std::min({run.end, position + kTokenTile, PositionRangeEnd(range)});
-    const int64_t begin = position - run.begin, rows = end - position;
-    const Batch tile{
-        .tokens = batch.tokens.Rows(begin, rows),
-        .labels = batch.labels.Rows(begin, rows),
-        .loss_and_count = TensorView::Vector(batch.loss_and_count.At(range), DType::kFloat64, 2)};
-    UPIPE_RETURN_IF_ERROR(
-        LossTile(tile, x.Rows(begin, rows), head, write_gradient ? &gradient : nullptr,
-                 logits_out.present() ? logits_out.Rows(begin, rows) : TensorView()));
-    position = end;
+  const auto range_loss = [&](int range, int64_t begin, int64_t end) {
+    const auto loss_and_count =
+        TensorView::Vector(batch.loss_and_count.At(range), DType::kFloat64, 2);
+    return ForEachTile(
+        context_, {.begin = begin, .end = end, .tile_rows = kTokenTile},
+        {AllColumns(x, write_gradient ? TileUse::kReadWrite : TileUse::kRead)},
+        [&](int64_t tile_begin, int64_t rows, absl::Span<const TensorView> tiles) {
+          return LossTile({.tokens = batch.tokens.Rows(tile_begin, rows),
+                           .labels = batch.labels.Rows(tile_begin, rows),
+                           .loss_and_count = loss_and_count},
+                          tiles[0], head, write_gradient ? &gradient : nullptr,
+                          logits_out.present() ? logits_out.Rows(tile_begin, rows) : TensorView());
+        });
+  };
+  int64_t begin = 0;
+  for (const kernels::PositionRun& run : runs_) {
+    for (int64_t position = run.begin; position < run.end;) {
+      const int range = PositionRangeOf(position);
+      const int64_t count = std::min(run.end, PositionRangeEnd(range)) - position;
+      UPIPE_RETURN_IF_ERROR(range_loss(range, begin, begin + count));
+      begin += count;
+      position += count;
+    }
   }
   head = {};
   return write_gradient ? parameters_.ReduceGradient(std::move(gradient)) : absl::OkStatus();
@@ -234,11 +372,17 @@ absl::Status LlamaModel::LossTile(const Batch& tile, const TensorView& x, const 
                                                 .accumulate = false});
 }
 
-absl::Status LlamaModel::EmbedBackward(const Batch& batch, const TensorView& dx) {
+absl::Status LlamaModel::EmbedBackward(const Batch& batch, const TokenTensor& dx) {
   UPIPE_ASSIGN_OR_RETURN(GatheredUnit gradient,
-                         parameters_.ZeroGradient(parameters_.layout().embedding));
-  UPIPE_RETURN_IF_ERROR(context_.Run(kernels::EmbeddingBwdParams{
-      .tokens = batch.tokens, .dout = dx, .dtable = gradient.Tensor(kEmbedding)}));
+                         parameters_.BeginGradient(parameters_.layout().embedding));
+  UPIPE_RETURN_IF_ERROR(ForEachTile(
+      context_, {.end = params_.tokens.tokens_per_rank, .tile_rows = kTokenTile},
+      {AllColumns(dx, TileUse::kRead)},
+      [&](int64_t begin, int64_t rows, absl::Span<const TensorView> tiles) {
+        return context_.Run(kernels::EmbeddingBwdParams{.tokens = batch.tokens.Rows(begin, rows),
+                                                        .dout = tiles[0],
+                                                        .dtable = gradient.Tensor(kEmbedding)});
+      }));
   return parameters_.ReduceGradient(std::move(gradient));
 }
 

@@ -1,7 +1,9 @@
 #include "engine/model/mlp.h"
 
 #include <algorithm>
+#include <vector>
 
+#include "absl/types/span.h"
 #include "common/status.h"
 #include "engine/attention/head_chunk_attention.h"
 
@@ -9,6 +11,9 @@ namespace upipe::model {
 
 using attention::kTokenTile;
 using engine::RankContext;
+using engine::TileAccess;
+using engine::TileUse;
+using engine::TokenTensor;
 using kernels::Buffer;
 using kernels::DType;
 using kernels::MatmulParams;
@@ -37,11 +42,16 @@ absl::StatusOr<Tiles> AllocateTiles(const RankContext& context, int64_t rows, in
   return tiles;
 }
 
+// Rows of what attention hands over, in device memory.
+struct AttentionTile {
+  TensorView x, out, wo;
+};
+
 // h = x + out wo^T, rounded once; xn = norm(h); gate and up of xn.
 struct Middle {
   TensorView wide, h, xn, gate, up;
 };
-absl::Status RunMiddle(const RankContext& context, const AttentionSide& attention,
+absl::Status RunMiddle(const RankContext& context, const AttentionTile& attention,
                        const MlpWeights& weights, float eps, const Middle& m) {
   UPIPE_RETURN_IF_ERROR(context.Run(
       MatmulParams{.a = attention.out, .b = attention.wo, .c = m.wide, .transpose_b = true}));
@@ -56,7 +66,7 @@ absl::Status RunMiddle(const RankContext& context, const AttentionSide& attentio
   return context.Run(MatmulParams{.a = m.xn, .b = weights.up, .c = m.up, .transpose_b = true});
 }
 
-absl::Status BackwardTile(const RankContext& context, const AttentionSide& attention,
+absl::Status BackwardTile(const RankContext& context, const AttentionTile& attention,
                           const MlpWeights& w, float eps, const TensorView& dy,
                           const MlpGradients& g, const Tiles& tiles) {
   const int64_t rows = dy.shape[0];
@@ -93,43 +103,53 @@ absl::Status BackwardTile(const RankContext& context, const AttentionSide& atten
 }  // namespace
 
 absl::Status MlpForward(const RankContext& context, const AttentionSide& attention,
-                        const MlpWeights& weights, float eps, const TensorView& y) {
-  const int64_t n = y.shape[0];
-  const int64_t d = y.shape[1];
+                        const MlpWeights& weights, float eps, const TokenTensor& y) {
+  const int64_t n = y.view().shape[0];
+  const int64_t d = y.view().shape[1];
   const int64_t f = weights.gate.shape[0];
   const int64_t tile = std::min(kTokenTile, n);
   const DType stored = context.storage();
-  UPIPE_ASSIGN_OR_RETURN(const Tiles tiles, AllocateTiles(context, tile, d, f, /*backward=*/false));
-  for (int64_t begin = 0; begin < n; begin += tile) {
-    const int64_t rows = std::min(tile, n - begin);
-    const Middle m{.wide = TensorView::Matrix(tiles.wide.data(), DType::kFloat32, rows, d),
-                   .h = y.Rows(begin, rows),
-                   .xn = TensorView::Matrix(tiles.xn.data(), stored, rows, d),
-                   .gate = TensorView::Matrix(tiles.gate.data(), stored, rows, f),
-                   .up = TensorView::Matrix(tiles.up.data(), stored, rows, f)};
-    UPIPE_RETURN_IF_ERROR(RunMiddle(context, attention.Rows(begin, rows), weights, eps, m));
-    UPIPE_RETURN_IF_ERROR(
-        context.Run(kernels::SwiGluFwdParams{.gate = m.gate, .up = m.up, .out = m.gate}));
-    UPIPE_RETURN_IF_ERROR(context.Run(
-        MatmulParams{.a = m.gate, .b = weights.down, .c = m.h, .transpose_b = true, .beta = 1}));
-  }
-  return absl::OkStatus();
+  UPIPE_ASSIGN_OR_RETURN(const Tiles scratch,
+                         AllocateTiles(context, tile, d, f, /*backward=*/false));
+  const bool in_place = y.view().data == attention.x.view().data;
+  std::vector<TileAccess> accesses = {
+      AllColumns(attention.out, TileUse::kRead),
+      AllColumns(attention.x, in_place ? TileUse::kReadWrite : TileUse::kRead)};
+  if (!in_place) accesses.push_back(AllColumns(y, TileUse::kWrite));
+  return ForEachTile(
+      context, {.end = n, .tile_rows = tile}, accesses,
+      [&](int64_t, int64_t rows, absl::Span<const TensorView> tiles) -> absl::Status {
+        const Middle m{.wide = TensorView::Matrix(scratch.wide.data(), DType::kFloat32, rows, d),
+                       .h = tiles.back(),
+                       .xn = TensorView::Matrix(scratch.xn.data(), stored, rows, d),
+                       .gate = TensorView::Matrix(scratch.gate.data(), stored, rows, f),
+                       .up = TensorView::Matrix(scratch.up.data(), stored, rows, f)};
+        UPIPE_RETURN_IF_ERROR(RunMiddle(
+            context, {.x = tiles[1], .out = tiles[0], .wo = attention.wo}, weights, eps, m));
+        UPIPE_RETURN_IF_ERROR(
+            context.Run(kernels::SwiGluFwdParams{.gate = m.gate, .up = m.up, .out = m.gate}));
+        return context.Run(
+            MatmulParams{.a = m.gate, .b = weights.down, .c = m.h, .transpose_b = true, .beta = 1});
+      });
 }
 
 absl::Status MlpBackward(const RankContext& context, const AttentionSide& attention,
-                         const MlpWeights& weights, float eps, const TensorView& dy,
+                         const MlpWeights& weights, float eps, const TokenTensor& dy,
                          const MlpGradients& gradients) {
-  const int64_t n = dy.shape[0];
+  const int64_t n = dy.view().shape[0];
   const int64_t tile = std::min(kTokenTile, n);
-  UPIPE_ASSIGN_OR_RETURN(const Tiles tiles,
-                         AllocateTiles(context, tile, dy.shape[1], weights.gate.shape[0],
+  UPIPE_ASSIGN_OR_RETURN(const Tiles scratch,
+                         AllocateTiles(context, tile, dy.view().shape[1], weights.gate.shape[0],
                                        /*backward=*/true));
-  for (int64_t begin = 0; begin < n; begin += tile) {
-    const int64_t rows = std::min(tile, n - begin);
-    UPIPE_RETURN_IF_ERROR(BackwardTile(context, attention.Rows(begin, rows), weights, eps,
-                                       dy.Rows(begin, rows), gradients, tiles));
-  }
-  return absl::OkStatus();
+  const std::vector<TileAccess> accesses = {AllColumns(attention.out, TileUse::kRead),
+                                            AllColumns(attention.x, TileUse::kRead),
+                                            AllColumns(dy, TileUse::kReadWrite)};
+  return ForEachTile(context, {.end = n, .tile_rows = tile}, accesses,
+                     [&](int64_t, int64_t, absl::Span<const TensorView> tiles) {
+                       return BackwardTile(context,
+                                           {.x = tiles[1], .out = tiles[0], .wo = attention.wo},
+                                           weights, eps, tiles[2], gradients, scratch);
+                     });
 }
 
 }  // namespace upipe::model

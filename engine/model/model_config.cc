@@ -49,6 +49,8 @@ ModelConfig ModelConfig::From(const v1::ModelSpec& spec, int64_t context) {
       .rope = {.theta = spec.rope().theta(),
                .scaling = ScalingOf(spec.rope(), context),
                .hf_parity = spec.rope().hf_parity()},
+      .causal = spec.causal(),
+      .window = spec.has_window() ? std::optional<int64_t>(spec.window()) : std::nullopt,
       .init_stddev = spec.init_stddev(),
   };
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "kernels/api/op_params.h"
 #include "upipe/v1/job.pb.h"
@@ -22,6 +23,8 @@ struct ModelConfig {
   bool qk_norm = false;   // RMSNorm over head_dim of every query and key head before RoPE (Qwen3)
   bool qkv_bias = false;  // (Qwen2.5)
   kernels::RopeConfig rope;
+  bool causal = true;
+  std::optional<int64_t> window;  // positions a query sees, itself included
   double init_stddev = 0.02;
 
   // The spec must have passed ValidateJobSpec and WithDefaults. `context`, tokens of a sequence, is

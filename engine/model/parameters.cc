@@ -64,7 +64,7 @@ const ParameterTensor& ParameterUnit::Find(const std::string& suffix) const {
   return *it;
 }
 
-ParameterLayout ParameterLayout::Make(const ModelConfig& config, int num_ranks) {
+ParameterLayout ParameterLayout::Make(const ModelConfig& config, int shard_ranks, int dp_ranks) {
   ParameterLayout layout;
   layout.embedding.name = "embedding";
   Add(layout.embedding, "model.embed_tokens.weight", {config.vocab_size, config.hidden_size},
@@ -79,8 +79,9 @@ ParameterLayout ParameterLayout::Make(const ModelConfig& config, int num_ranks) 
   }
   auto shard = [&](ParameterUnit& unit) {
     for (const ParameterTensor& tensor : unit.tensors) layout.num_parameters += tensor.num_elements;
-    unit.shard_elements = RoundUp(CeilDiv(unit.num_elements, num_ranks), kTensorAlignment);
-    unit.num_elements = unit.shard_elements * num_ranks;
+    unit.shard_elements =
+        RoundUp(CeilDiv(unit.num_elements, shard_ranks), kTensorAlignment * dp_ranks);
+    unit.num_elements = unit.shard_elements * shard_ranks;
     unit.shard_offset = layout.shard_elements;
     layout.shard_elements += unit.shard_elements;
   };

@@ -21,9 +21,10 @@ struct ParameterTensor {
   bool decays() const { return shape.size() >= 2; }
 };
 
-// A unit is padded to a multiple of the ranks, so every rank holds shard_elements of it, starting
-// at rank * shard_elements of the unit and at shard_offset of the rank's shard of all units.
-// Padding is zero.
+// A unit is padded to a multiple of the ranks that share it, so every one of them holds
+// shard_elements of it, starting at index * shard_elements of the unit and at shard_offset of the
+// rank's shard of all units. A shard is a multiple of the replicas, each of which sums a part of
+// it. Padding is zero.
 struct ParameterUnit {
   std::string name;  // "embedding", "block.3", "head"
   std::vector<ParameterTensor> tensors;
@@ -42,7 +43,8 @@ struct ParameterLayout {
   int64_t shard_elements = 0;  // of all units
   int64_t num_parameters = 0;  // without padding
 
-  static ParameterLayout Make(const ModelConfig& config, int num_ranks);
+  // `shard_ranks` share all parameters, and there are `dp_ranks` replicas of them.
+  static ParameterLayout Make(const ModelConfig& config, int shard_ranks, int dp_ranks = 1);
   const ParameterUnit& HeadUnit() const { return head.tensors.empty() ? embedding : head; }
   std::vector<const ParameterUnit*> Units() const;  // in shard order
 };

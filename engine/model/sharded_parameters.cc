@@ -9,6 +9,7 @@
 
 namespace upipe::model {
 
+using engine::Place;
 using kernels::Buffer;
 using kernels::DType;
 using kernels::MemoryTag;
@@ -22,12 +23,16 @@ TensorView GatheredUnit::Tensor(const std::string& name_suffix) const {
 }
 
 ShardedParameters::ShardedParameters(const engine::RankContext& context,
-                                     const ParameterLayout& layout)
+                                     const ParameterLayout& layout, Place place)
     : context_(&context),
       layout_(&layout),
+      place_(place),
+      group_(context.mesh().ShardGroup(context.rank())),
+      index_(context.rank() % context.mesh().shard_ranks()),
+      replicas_(context.mesh().DpGroup(context.rank())),
       gather_stream_(context.device().CreateStream(absl::StrCat("gather", context.rank()))) {
   for (const ParameterUnit* unit : layout.Units()) {
-    const int64_t begin = context.rank() * unit->shard_elements;
+    const int64_t begin = index_ * unit->shard_elements;
     const int64_t end = begin + unit->shard_elements;
     for (const ParameterTensor& tensor : unit->tensors) {
       const int64_t from = std::max(begin, tensor.offset);
@@ -39,36 +44,49 @@ ShardedParameters::ShardedParameters(const engine::RankContext& context,
   }
 }
 
-absl::StatusOr<ShardedParameters> ShardedParameters::Create(const engine::RankContext& context,
-                                                            const ParameterLayout& layout,
-                                                            uint64_t seed) {
-  ShardedParameters parameters(context, layout);
-  const int64_t count = layout.shard_elements;
-  UPIPE_ASSIGN_OR_RETURN(parameters.weights_, context.AllocateFloats(MemoryTag::kWeights, count));
-  UPIPE_ASSIGN_OR_RETURN(parameters.gradients_,
-                         context.AllocateFloats(MemoryTag::kGradients, count));
-  UPIPE_ASSIGN_OR_RETURN(parameters.first_moments_,
-                         context.AllocateFloats(MemoryTag::kOptimizer, count));
-  UPIPE_ASSIGN_OR_RETURN(parameters.second_moments_,
-                         context.AllocateFloats(MemoryTag::kOptimizer, count));
-  for (const TensorView& shard : {parameters.weights(), parameters.gradients(),
-                                  parameters.first_moments(), parameters.second_moments()}) {
-    UPIPE_RETURN_IF_ERROR(context.Fill(shard, 0));
+absl::StatusOr<std::unique_ptr<ShardedParameters>> ShardedParameters::Create(
+    const engine::RankContext& context, const ParameterLayout& layout, uint64_t seed, Place place) {
+  std::unique_ptr<ShardedParameters> parameters(new ShardedParameters(context, layout, place));
+  ShardedParameters& p = *parameters;
+  UPIPE_ASSIGN_OR_RETURN(p.weights_, p.AllocateShard(MemoryTag::kWeights));
+  UPIPE_ASSIGN_OR_RETURN(p.gradients_, p.AllocateShard(MemoryTag::kGradients));
+  UPIPE_ASSIGN_OR_RETURN(p.first_moments_, p.AllocateShard(MemoryTag::kOptimizer));
+  UPIPE_ASSIGN_OR_RETURN(p.second_moments_, p.AllocateShard(MemoryTag::kOptimizer));
+  UPIPE_RETURN_IF_ERROR(p.Initialise(seed));
+  if (p.OnHost()) context.stream().Wait(context.streams().host->Record());
+  return parameters;
+}
+
+absl::Status ShardedParameters::Initialise(uint64_t seed) {
+  for (const TensorView& shard : {weights(), gradients(), first_moments(), second_moments()}) {
+    UPIPE_RETURN_IF_ERROR(RunOnShards(kernels::FillParams{.dst = shard, .value = 0}));
   }
-  for (const Piece& piece : parameters.pieces_) {
-    const TensorView slice = parameters.weights().Rows(piece.shard_begin, piece.count);
+  for (const Piece& piece : pieces_) {
+    const TensorView slice = weights().Rows(piece.shard_begin, piece.count);
     if (piece.tensor->init_stddev == 0) {
-      UPIPE_RETURN_IF_ERROR(context.Fill(slice, piece.tensor->init_value));
+      UPIPE_RETURN_IF_ERROR(
+          RunOnShards(kernels::FillParams{.dst = slice, .value = piece.tensor->init_value}));
       continue;
     }
-    UPIPE_RETURN_IF_ERROR(context.Run(
+    UPIPE_RETURN_IF_ERROR(RunOnShards(
         kernels::RandomNormalParams{.dst = slice,
                                     .seed = seed,
                                     .tensor_id = TensorId(piece.tensor->name),
                                     .first_index = piece.tensor_begin,
                                     .stddev = static_cast<float>(piece.tensor->init_stddev)}));
   }
-  return parameters;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Buffer> ShardedParameters::AllocateShard(MemoryTag tag) const {
+  const int64_t count = layout_->shard_elements;
+  if (!OnHost()) return context_->AllocateFloats(tag, count);
+  return context_->device().host_allocator().Allocate(
+      tag, count * static_cast<int64_t>(sizeof(float)), *context_->streams().host);
+}
+
+absl::Status ShardedParameters::RunOnShards(const kernels::OpParams& params) const {
+  return OnHost() ? context_->RunOnHost(params) : context_->Run(params);
 }
 
 TensorView ShardedParameters::Shard(const Buffer& buffer) const {
@@ -80,7 +98,7 @@ TensorView ShardedParameters::UnitShard(const Buffer& buffer, const ParameterUni
 }
 
 bool ShardedParameters::ShardIsUnit() const {
-  return context_->num_ranks() == 1 && context_->storage() == DType::kFloat32;
+  return !OnHost() && !SharesUnits() && context_->storage() == DType::kFloat32;
 }
 
 absl::Status ShardedParameters::Prefetch(const ParameterUnit& unit) {
@@ -95,17 +113,36 @@ absl::Status ShardedParameters::Prefetch(const ParameterUnit& unit) {
   prefetched_.data = prefetched_.buffer.data();
   const int64_t bytes = unit.shard_elements * SizeOf(dtype);
   void* send = shard.data;
-  if (dtype != DType::kFloat32) {
-    send = static_cast<char*>(prefetched_.data) + context_->rank() * bytes;
-    const TensorView own = TensorView::Vector(send, dtype, unit.shard_elements);
-    // On the compute stream: two streams that compute at once would share the rank's threads.
-    UPIPE_RETURN_IF_ERROR(context_->Run(
-        kernels::StridedCopyParams{.src = shard.AsTensor3(), .dst = own.AsTensor3()}));
+  if (OnHost() || dtype != DType::kFloat32) {
+    send = static_cast<char*>(prefetched_.data) + index_ * bytes;
+    UPIPE_RETURN_IF_ERROR(
+        StoreOwnShard(unit, TensorView::Vector(send, dtype, unit.shard_elements)));
   }
   // The block may have been another's, and the weights may be in the optimizer's hands, until the
   // compute stream gets here.
   gather_stream_->Wait(context_->stream().Record());
-  return context_->comm().AllGather(send, prefetched_.data, bytes, *gather_stream_);
+  return context_->comm().AllGather(group_, send, prefetched_.data, bytes, *gather_stream_);
+}
+
+absl::Status ShardedParameters::StoreOwnShard(const ParameterUnit& unit, const TensorView& own) {
+  const TensorView shard = UnitShard(weights_, unit);
+  if (!OnHost()) {
+    // On the compute stream: two streams that compute at once would share the rank's threads.
+    return context_->Run(
+        kernels::StridedCopyParams{.src = shard.AsTensor3(), .dst = own.AsTensor3()});
+  }
+  gather_stream_->Wait(context_->stream().Record());
+  if (own.dtype == DType::kFloat32) {
+    context_->device().CopyFromHost(own.data, shard.data, shard.num_bytes(), *gather_stream_);
+    return absl::OkStatus();
+  }
+  const engine::RankContext gathering = context_->On(*gather_stream_);
+  UPIPE_ASSIGN_OR_RETURN(const Buffer wide,
+                         gathering.AllocateFloats(MemoryTag::kWeights, unit.shard_elements));
+  const TensorView source = TensorView::Vector(wide.data(), DType::kFloat32, unit.shard_elements);
+  context_->device().CopyFromHost(wide.data(), shard.data, shard.num_bytes(), *gather_stream_);
+  return gathering.Run(
+      kernels::StridedCopyParams{.src = source.AsTensor3(), .dst = own.AsTensor3()});
 }
 
 absl::StatusOr<GatheredUnit> ShardedParameters::Gather(const ParameterUnit& unit) {
@@ -116,15 +153,17 @@ absl::StatusOr<GatheredUnit> ShardedParameters::Gather(const ParameterUnit& unit
   return std::exchange(prefetched_, {});
 }
 
-absl::StatusOr<GatheredUnit> ShardedParameters::ZeroGradient(const ParameterUnit& unit) {
+absl::StatusOr<GatheredUnit> ShardedParameters::BeginGradient(const ParameterUnit& unit) {
   const TensorView shard = UnitShard(gradients_, unit);
   GatheredUnit gradient{.buffer = {}, .data = shard.data, .unit = &unit};
-  if (context_->num_ranks() > 1) {
+  if (SharesUnits() || OnHost()) {
     UPIPE_ASSIGN_OR_RETURN(gradient.buffer,
                            context_->AllocateFloats(MemoryTag::kGradients, unit.num_elements));
     gradient.data = gradient.buffer.data();
-  } else if (WasReduced(unit)) {
-    return gradient;  // its second part is added where the first lies
+  }
+  if (!SharesUnits() && WasReduced(unit)) {  // its second part is added to the first
+    if (OnHost()) Fetch(shard, gradient.data);
+    return gradient;
   }
   UPIPE_RETURN_IF_ERROR(
       context_->Fill(TensorView::Vector(gradient.data, DType::kFloat32, unit.num_elements), 0));
@@ -140,10 +179,14 @@ bool ShardedParameters::WasReduced(const ParameterUnit& unit) const {
 absl::Status ShardedParameters::ReduceGradient(GatheredUnit gradient) {
   const ParameterUnit& unit = *gradient.unit;
   const bool again = WasReduced(unit);
-  reduced_.push_back(&unit);
-  if (context_->num_ranks() == 1) return absl::OkStatus();
-  const TensorView home = UnitShard(gradients_, unit);
-  TensorView destination = home;
+  if (!again) reduced_.push_back(&unit);
+  if (!SharesUnits()) {
+    if (OnHost()) Leave(std::move(gradient.buffer), UnitShard(gradients_, unit));
+    return absl::OkStatus();
+  }
+  AwaitLeft();
+  UPIPE_ASSIGN_OR_RETURN(ShardOnDevice home, GradientShard(unit, /*fetched=*/again));
+  TensorView destination = home.view;
   Buffer sum;
   if (again) {
     UPIPE_ASSIGN_OR_RETURN(sum,
@@ -151,15 +194,80 @@ absl::Status ShardedParameters::ReduceGradient(GatheredUnit gradient) {
     destination.data = sum.data();
   }
   UPIPE_ASSIGN_OR_RETURN(
-      Buffer scratch,
+      const Buffer scratch,
       context_->Allocate(MemoryTag::kComm,
-                         context_->comm().ReduceScatterScratchBytes(unit.shard_elements)));
-  UPIPE_RETURN_IF_ERROR(context_->comm().ReduceScatter(static_cast<const float*>(gradient.data),
-                                                       destination.as<float>(), unit.shard_elements,
+                         context_->comm().ReduceScatterScratchBytes(static_cast<int>(group_.size()),
+                                                                    unit.shard_elements)));
+  UPIPE_RETURN_IF_ERROR(context_->comm().ReduceScatter(
+      group_, static_cast<const float*>(gradient.data), destination.as<float>(),
+      unit.shard_elements, scratch.data(), context_->stream()));
+  if (again) {
+    UPIPE_RETURN_IF_ERROR(context_->Run(kernels::StridedCopyParams{
+        .src = destination.AsTensor3(), .dst = home.view.AsTensor3(), .accumulate = true}));
+  }
+  if (OnHost()) Leave(std::move(home.buffer), UnitShard(gradients_, unit));
+  return absl::OkStatus();
+}
+
+absl::Status ShardedParameters::ReduceOverReplicas() {
+  if (replicas_.size() > 1) {
+    for (const ParameterUnit* unit : layout_->Units()) {
+      AwaitLeft();
+      UPIPE_ASSIGN_OR_RETURN(ShardOnDevice shard, GradientShard(*unit, /*fetched=*/true));
+      UPIPE_RETURN_IF_ERROR(SumOverReplicas(shard.view));
+      if (OnHost()) Leave(std::move(shard.buffer), UnitShard(gradients_, *unit));
+    }
+  }
+  AwaitLeft();
+  return absl::OkStatus();
+}
+
+absl::Status ShardedParameters::SumOverReplicas(const TensorView& shard) {
+  const int replicas = static_cast<int>(replicas_.size());
+  const int64_t part = shard.shape[0] / replicas;
+  UPIPE_ASSIGN_OR_RETURN(const Buffer sum, context_->AllocateFloats(MemoryTag::kGradients, part));
+  UPIPE_ASSIGN_OR_RETURN(
+      const Buffer scratch,
+      context_->Allocate(MemoryTag::kComm,
+                         context_->comm().ReduceScatterScratchBytes(replicas, part)));
+  UPIPE_RETURN_IF_ERROR(context_->comm().ReduceScatter(replicas_, shard.as<float>(),
+                                                       static_cast<float*>(sum.data()), part,
                                                        scratch.data(), context_->stream()));
-  if (!again) return absl::OkStatus();
-  return context_->Run(kernels::StridedCopyParams{
-      .src = destination.AsTensor3(), .dst = home.AsTensor3(), .accumulate = true});
+  return context_->comm().AllGather(replicas_, sum.data(), shard.data,
+                                    part * static_cast<int64_t>(sizeof(float)), context_->stream());
+}
+
+absl::StatusOr<ShardedParameters::ShardOnDevice> ShardedParameters::GradientShard(
+    const ParameterUnit& unit, bool fetched) {
+  ShardOnDevice shard{.buffer = {}, .view = UnitShard(gradients_, unit)};
+  if (!OnHost()) return shard;
+  UPIPE_ASSIGN_OR_RETURN(shard.buffer,
+                         context_->AllocateFloats(MemoryTag::kGradients, unit.shard_elements));
+  if (fetched) Fetch(shard.view, shard.buffer.data());
+  shard.view.data = shard.buffer.data();
+  return shard;
+}
+
+void ShardedParameters::Fetch(const TensorView& host, void* device) {
+  kernels::Stream& copy = *context_->streams().copy;
+  copy.Wait(context_->stream().Record());
+  context_->device().CopyFromHost(device, host.data, host.num_bytes(), copy);
+  context_->stream().Wait(copy.Record());
+}
+
+void ShardedParameters::Leave(Buffer buffer, const TensorView& host) {
+  AwaitLeft();
+  kernels::Stream& copy = *context_->streams().copy;
+  copy.Wait(context_->stream().Record());
+  context_->device().CopyToHost(host.data, buffer.data(), host.num_bytes(), copy);
+  left_ = copy.Record();
+  leaving_ = std::move(buffer);
+}
+
+void ShardedParameters::AwaitLeft() {
+  if (!leaving_) return;
+  context_->stream().Wait(left_);
+  leaving_.Free();
 }
 
 }  // namespace upipe::model

@@ -1,5 +1,5 @@
 // One optimizer update: the written gradient rule, global-norm clipping and AdamW on the rank's
-// shard.
+// shard, on the device or, where the shard lives in host memory, by host ops: the same bits.
 #pragma once
 
 #include <array>
@@ -37,12 +37,12 @@ struct StepScalars {
 // The sum over all ranges, in ascending order.
 StepScalars::LossAndCount TotalOf(const StepScalars::ByPosition& by_position);
 
-// Views of StepScalars in device memory.
+// Views of StepScalars in memory that ops reach.
 class StepScalarsView {
  public:
-  explicit StepScalarsView(void* device) : device_(static_cast<char*>(device)) {}
+  explicit StepScalarsView(void* data) : data_(static_cast<char*>(data)) {}
   kernels::TensorView LossAndCount() const {
-    return kernels::TensorView::Matrix(device_ + offsetof(StepScalars, by_position),
+    return kernels::TensorView::Matrix(data_ + offsetof(StepScalars, by_position),
                                        kernels::DType::kFloat64, model::kNumPositionRanges, 2);
   }
   kernels::TensorView SumOfSquares() const {
@@ -57,20 +57,22 @@ class StepScalarsView {
   kernels::TensorView Skip() const {
     return View(offsetof(StepScalars, skip), kernels::DType::kInt32, 1);
   }
+  void* data() const { return data_; }
   // Everything that is summed over ranks, [kNumReduced] fp64.
-  double* Reduced() const { return reinterpret_cast<double*>(device_); }
+  double* Reduced() const { return reinterpret_cast<double*>(data_); }
   static constexpr int64_t kNumReduced = 2 * model::kNumPositionRanges + 1;
 
  private:
   kernels::TensorView View(size_t offset, kernels::DType dtype, int64_t n) const {
-    return kernels::TensorView::Vector(device_ + offset, dtype, n);
+    return kernels::TensorView::Vector(data_ + offset, dtype, n);
   }
-  char* device_;
+  char* data_;
 };
 
-// Sums squares of the gradient shard, reduces loss, count and squares over ranks in rank order,
-// clips, updates. Enqueued on the compute stream. `applied_step` is 1-based and drives the bias
-// correction.
+// Sums squares of the gradient shard, reduces loss, count and squares over all ranks in rank order,
+// clips, updates. Every rank counts its own tokens; a shard that replicas share is counted by the
+// first of them, the others add an exact 0. Enqueued; later work of the compute stream comes after
+// it. `applied_step` is 1-based and drives the bias correction.
 absl::Status UpdateParameters(const engine::RankContext& context,
                               model::ShardedParameters& parameters, const v1::OptimizerSpec& spec,
                               double learning_rate, int64_t applied_step, StepScalarsView scalars);

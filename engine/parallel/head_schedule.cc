@@ -24,6 +24,10 @@ absl::Status CheckParams(const HeadScheduleParams& p) {
     return absl::InvalidArgumentError(
         absl::StrCat("ranks ", p.ulysses_ranks, " must be at least 1"));
   }
+  if (p.ring_ranks < 1 || p.query_chunks < 1) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "ring_ranks ", p.ring_ranks, " and query_chunks ", p.query_chunks, " must be at least 1"));
+  }
   const int64_t most = UlyssesHeadsPerRank(p.num_heads, p.ulysses_ranks);
   if (p.heads_per_rank < 1 || p.heads_per_rank > most) {
     return absl::InvalidArgumentError(
@@ -33,45 +37,80 @@ absl::Status CheckParams(const HeadScheduleParams& p) {
   return absl::OkStatus();
 }
 
-// K/V slots of one rank: a head keeps its slot from fetch to release; the lowest free slot is
-// taken.
+// K/V slots of one rank: a head keeps its slot from fetch to release; the lowest slot that is free
+// by the stage of the fetch is taken.
 class SlotTable {
  public:
-  int Take(int32_t head) {
-    auto free = std::find(heads_.begin(), heads_.end(), -1);
-    if (free == heads_.end()) free = heads_.insert(heads_.end(), -1);
-    *free = head;
-    return static_cast<int>(free - heads_.begin());
+  int Take(int32_t head, int64_t stage) {
+    auto slot = std::find_if(slots_.begin(), slots_.end(), [stage](const Slot& s) {
+      return s.head == kNone && s.free_from <= stage;
+    });
+    if (slot == slots_.end()) slot = slots_.insert(slots_.end(), Slot());
+    slot->head = head;
+    return static_cast<int>(slot - slots_.begin());
   }
   int Of(int32_t head) const {
-    auto it = std::find(heads_.begin(), heads_.end(), head);
-    UPIPE_CHECK(it != heads_.end()) << "K/V head " << head << " is not resident";
-    return static_cast<int>(it - heads_.begin());
+    auto slot = std::find_if(slots_.begin(), slots_.end(),
+                             [head](const Slot& s) { return s.head == head; });
+    UPIPE_CHECK(slot != slots_.end()) << "K/V head " << head << " is not resident";
+    return static_cast<int>(slot - slots_.begin());
   }
-  void Free(int32_t head) { heads_[Of(head)] = -1; }
-  int size() const { return static_cast<int>(heads_.size()); }
+  // To be taken from `stage` on.
+  void Free(int32_t head, int64_t stage) { slots_[Of(head)] = {kNone, stage}; }
+  int size() const { return static_cast<int>(slots_.size()); }
 
  private:
-  std::vector<int32_t> heads_;
+  static constexpr int32_t kNone = -1;
+  struct Slot {
+    int32_t head = kNone;
+    int64_t free_from = 0;
+  };
+  std::vector<Slot> slots_;
 };
 
 bool Contains(const google::protobuf::RepeatedField<int32_t>& list, int32_t value) {
   return std::find(list.begin(), list.end(), value) != list.end();
 }
 
-StageExtents Extents(const HeadChunkSchedule& schedule, int rank, bool backward) {
+// Fills in what `ulysses_rank` fetches, releases and keeps where, stage by stage. Returns the
+// number of slots that takes.
+int PlaceKv(HeadChunkSchedule& schedule, int ulysses_rank) {
+  const int num_stages = schedule.stages_size();
+  const int64_t rest = schedule.overlap() ? 2 : 1;  // stages from a head's last to its slot's next
+  SlotTable slots;
+  for (int s = 0; s < num_stages; ++s) {
+    auto& work = *schedule.mutable_stages(s)->mutable_ranks(ulysses_rank);
+    for (int32_t kv : work.kv_heads()) {
+      if (s == 0 || !Contains(schedule.stages(s - 1).ranks(ulysses_rank).kv_heads(), kv)) {
+        work.add_fetch(kv);
+        slots.Take(kv, s);
+      }
+      work.add_kv_slots(slots.Of(kv));
+    }
+    for (int32_t kv : work.kv_heads()) {
+      if (s + 1 == num_stages ||
+          !Contains(schedule.stages(s + 1).ranks(ulysses_rank).kv_heads(), kv)) {
+        work.add_release(kv);
+        slots.Free(kv, s + rest);
+      }
+    }
+  }
+  return slots.size();
+}
+
+StageExtents Extents(const HeadChunkSchedule& schedule, int ulysses_rank, bool backward) {
   StageExtents extents;
   extents.kv_slots = schedule.num_kv_slots();
   for (int s = 0; s < schedule.stages_size(); ++s) {
     const auto& stage = schedule.stages(s);
-    const int64_t own = stage.ranks(rank).query_heads_size();
+    const int64_t own = stage.ranks(ulysses_rank).query_heads_size();
     int64_t queries = -own, fetched = 0, released = 0;
     for (const auto& work : stage.ranks()) {
       queries += work.query_heads_size();
       released += work.release_size();
     }
-    released -= stage.ranks(rank).release_size();
-    for (const Fetch& fetch : FetchesOf(stage, rank)) fetched += fetch.own ? 0 : 1;
+    released -= stage.ranks(ulysses_rank).release_size();
+    for (const Fetch& fetch : FetchesOf(stage, ulysses_rank)) fetched += fetch.own ? 0 : 1;
     extents.local_heads += own;
     extents.query_heads = std::max(extents.query_heads, own);
     extents.staged_heads =
@@ -95,9 +134,10 @@ absl::StatusOr<HeadChunkSchedule> MakeHeadChunkSchedule(const HeadScheduleParams
   schedule.set_num_heads(p.num_heads);
   schedule.set_num_kv_heads(p.num_kv_heads);
   schedule.set_ulysses_ranks(p.ulysses_ranks);
-  schedule.set_ring_ranks(1);
+  schedule.set_ring_ranks(p.ring_ranks);
   schedule.set_heads_per_rank(u);
-  schedule.set_query_chunks(1);
+  schedule.set_query_chunks(p.query_chunks);
+  schedule.set_overlap(p.overlap);
   for (int64_t s = 0; s < num_stages; ++s) {
     auto* stage = schedule.add_stages();
     for (int c = 0; c < p.ulysses_ranks; ++c) {
@@ -112,26 +152,7 @@ absl::StatusOr<HeadChunkSchedule> MakeHeadChunkSchedule(const HeadScheduleParams
     }
   }
   int num_slots = 0;
-  for (int c = 0; c < p.ulysses_ranks; ++c) {
-    SlotTable slots;
-    for (int64_t s = 0; s < num_stages; ++s) {
-      auto& work = *schedule.mutable_stages(s)->mutable_ranks(c);
-      for (int32_t kv : work.kv_heads()) {
-        if (s == 0 || !Contains(schedule.stages(s - 1).ranks(c).kv_heads(), kv)) {
-          work.add_fetch(kv);
-          slots.Take(kv);
-        }
-        work.add_kv_slots(slots.Of(kv));
-      }
-      for (int32_t kv : work.kv_heads()) {
-        if (s + 1 == num_stages || !Contains(schedule.stages(s + 1).ranks(c).kv_heads(), kv)) {
-          work.add_release(kv);
-          slots.Free(kv);
-        }
-      }
-    }
-    num_slots = std::max(num_slots, slots.size());
-  }
+  for (int c = 0; c < p.ulysses_ranks; ++c) num_slots = std::max(num_slots, PlaceKv(schedule, c));
   schedule.set_num_kv_slots(num_slots);
   return schedule;
 }
@@ -155,22 +176,23 @@ uint64_t HashOf(const HeadChunkSchedule& schedule) {
       append(work.kv_slots());
     }
   }
+  canonical.push_back(schedule.overlap());
   static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__);
   return XXH64(canonical.data(), canonical.size() * sizeof(int64_t), 0);
 }
 
-StageExtents ForwardExtents(const HeadChunkSchedule& schedule, int rank) {
-  return Extents(schedule, rank, /*backward=*/false);
+StageExtents ForwardExtents(const HeadChunkSchedule& schedule, int ulysses_rank) {
+  return Extents(schedule, ulysses_rank, /*backward=*/false);
 }
 
-StageExtents BackwardExtents(const HeadChunkSchedule& schedule, int rank) {
-  return Extents(schedule, rank, /*backward=*/true);
+StageExtents BackwardExtents(const HeadChunkSchedule& schedule, int ulysses_rank) {
+  return Extents(schedule, ulysses_rank, /*backward=*/true);
 }
 
-std::vector<Fetch> FetchesOf(const HeadChunkSchedule::Stage& stage, int rank) {
+std::vector<Fetch> FetchesOf(const HeadChunkSchedule::Stage& stage, int ulysses_rank) {
   std::set<int32_t> heads;
   for (const auto& work : stage.ranks()) heads.insert(work.fetch().begin(), work.fetch().end());
-  const auto& own = stage.ranks(rank);
+  const auto& own = stage.ranks(ulysses_rank);
   std::vector<Fetch> fetches;
   int64_t staged = 0;
   for (int32_t head : heads) {

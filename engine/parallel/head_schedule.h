@@ -1,7 +1,7 @@
 // The head-chunk schedule: which query heads each rank attends to at each stage, which K/V heads it
-// fetches and when their gradients go home. Pure functions of (H, K, C, u); the one abstraction
-// that UPipe and Ulysses are points of (arXiv 2602.21196; docs/architecture.md). Heads are in
-// Hugging Face order and never permuted.
+// fetches and when their gradients go home. Pure functions of (H, K, C, u, overlap); the one
+// abstraction that UPipe, Ulysses, Ring, the hybrids and FPDT are points of (arXiv 2602.21196;
+// docs/architecture.md). Heads are in Hugging Face order and never permuted.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +16,11 @@ struct HeadScheduleParams {
   int64_t num_kv_heads = 0;    // K, divides H
   int ulysses_ranks = 1;       // C
   int64_t heads_per_rank = 1;  // u, 1 <= u <= ceil(H / C)
+  int ring_ranks = 1;          // R
+  int64_t query_chunks = 1;    // n
+  // A stage's K/V heads arrive while the stage before attends: they may not take the slots it
+  // frees.
+  bool overlap = false;
 };
 
 // InvalidArgument naming the number that failed and the legal range.
@@ -28,35 +33,35 @@ int64_t UlyssesHeadsPerRank(int64_t num_heads, int ulysses_ranks);
 // preceded by their length), independent of protobuf's serialisation.
 uint64_t HashOf(const v1::HeadChunkSchedule& schedule);
 
-// Elements of a stage's buffers, in units of [tokens] x head_dim; maxima over the stages of the
-// schedule.
+// Elements of a stage's buffers, in units of head_dim x tokens; maxima over the stages of the
+// schedule. `ulysses_rank` is 0 .. C - 1.
 struct StageExtents {
-  // Of one rank: q, o, dO, dq hold [query_heads, padded context, head_dim].
+  // Of one rank: q, o, dO, dq of a query chunk hold [query_heads, M / n, head_dim].
   int64_t query_heads = 0;
-  // Of the other ranks: staging holds [staged_heads, tokens per rank, head_dim].
+  // Of the other Ulysses ranks: staging of a chunk holds [staged_heads, N / n, head_dim].
   int64_t staged_heads = 0;
-  int64_t kv_slots = 0;     // k, v, dk, dv hold [kv_slots, padded context, head_dim]
+  int64_t kv_slots = 0;     // k, v, dk, dv hold [kv_slots, M, head_dim]
   int64_t local_heads = 0;  // heads of the rank over all stages: rows of the log-sum-exp
 };
 // Forward staging: queries of the other ranks, or the K/V heads that only they fetch. Backward
 // staging also receives what they release.
-StageExtents ForwardExtents(const v1::HeadChunkSchedule& schedule, int rank);
-StageExtents BackwardExtents(const v1::HeadChunkSchedule& schedule, int rank);
+StageExtents ForwardExtents(const v1::HeadChunkSchedule& schedule, int ulysses_rank);
+StageExtents BackwardExtents(const v1::HeadChunkSchedule& schedule, int ulysses_rank);
 
 // K/V heads somebody fetches at a stage, ascending: each is projected once by every token owner,
-// into `rank`'s own slot where it fetches the head itself, else into staging.
+// into `ulysses_rank`'s own slot where it fetches the head itself, else into staging.
 struct Fetch {
   int32_t kv_head = 0;
-  bool own = false;          // fetched by `rank`
-  int32_t slot = 0;          // of `rank`'s, when own
+  bool own = false;          // fetched by `ulysses_rank`
+  int32_t slot = 0;          // of `ulysses_rank`'s, when own
   int64_t staged_index = 0;  // among the others, when not
 };
-std::vector<Fetch> FetchesOf(const v1::HeadChunkSchedule::Stage& stage, int rank);
+std::vector<Fetch> FetchesOf(const v1::HeadChunkSchedule::Stage& stage, int ulysses_rank);
 
-// One K/V head coming home: (rank, head) pairs of a stage in ascending (rank, head) order. `first`
-// = no earlier stage or rank releases that head, so its gradient is written, else added.
+// One K/V head coming home: (Ulysses rank, head) pairs of a stage in ascending order. `first` = no
+// earlier stage or rank releases that head, so its gradient is written, else added.
 struct Release {
-  int rank = 0;
+  int rank = 0;  // Ulysses
   int32_t kv_head = 0;
   int32_t slot = 0;
   bool first = false;

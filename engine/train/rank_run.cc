@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,76 +24,119 @@ double SecondsSince(SteadyClock::time_point start) {
   return std::chrono::duration<double>(SteadyClock::now() - start).count();
 }
 
-// This rank's slice of any sequence, padded with unlabelled zeros past the context. Buffers are
-// made once.
+// Host memory for this rank's part of one sequence; made once.
+struct TokenBuffers {
+  std::vector<int32_t> tokens, labels;
+  std::vector<int64_t> positions;
+
+  explicit TokenBuffers(int64_t n) : tokens(n), labels(n), positions(n) {}
+};
+
+// This rank's part of any sequence, padded with unlabelled zeros past the context.
 class TokenReader {
  public:
-  TokenReader(data::SequenceSource source, const parallel::TokenMap& tokens, int rank)
+  TokenReader(data::SequenceSource source, v1::Documents documents,
+              const parallel::TokenMap& tokens, int context_rank)
       : source_(std::move(source)),
-        run_(tokens.RunOf(rank)),
+        documents_(documents),
         context_(tokens.context),
-        tokens_(tokens.tokens_per_rank),
-        labels_(tokens.tokens_per_rank) {}
+        runs_(tokens.RunsOf(context_rank)) {}
 
-  absl::StatusOr<HostTokens> Read(int64_t sequence) {
-    const int64_t count = std::max<int64_t>(0, std::min(run_.end, context_) - run_.begin);
-    std::fill(tokens_.begin() + count, tokens_.end(), 0);
-    std::fill(labels_.begin() + count, labels_.end(), -1);
-    if (count > 0) {
-      UPIPE_RETURN_IF_ERROR(
-          source_.Read(sequence, run_.begin, count, tokens_.data(), labels_.data()));
+  absl::StatusOr<HostTokens> Read(int64_t sequence, TokenBuffers& to) const {
+    HostTokens host = Unlabelled(to);
+    if (documents_ != v1::DOCUMENTS_JOIN) {
+      UPIPE_ASSIGN_OR_RETURN(host.document_starts, source_.Documents(sequence));
     }
-    return HostTokens{.tokens = tokens_.data(), .labels = labels_.data()};
+    if (documents_ == v1::DOCUMENTS_RESTART) WritePositions(host.document_starts, to);
+    int64_t at = 0;
+    for (const kernels::PositionRun& run : runs_) {
+      const int64_t count = std::max<int64_t>(0, std::min(run.end, context_) - run.begin);
+      if (count > 0) {
+        UPIPE_RETURN_IF_ERROR(
+            source_.Read(sequence, run.begin, count, to.tokens.data() + at, to.labels.data() + at));
+      }
+      at += run.end - run.begin;
+    }
+    return host;
+  }
+
+  // A sequence that adds nothing: what a group without one of its own joins the others with.
+  HostTokens Unlabelled(TokenBuffers& to) const {
+    std::fill(to.tokens.begin(), to.tokens.end(), 0);
+    std::fill(to.labels.begin(), to.labels.end(), -1);
+    WritePositions({0}, to);
+    return {
+        .tokens = to.tokens.data(), .labels = to.labels.data(), .positions = to.positions.data()};
   }
 
  private:
+  void WritePositions(const std::vector<int64_t>& document_starts, TokenBuffers& to) const {
+    int64_t* out = to.positions.data();
+    for (const kernels::PositionRun& run : runs_) {
+      data::RotaryPositions(document_starts, run, out);
+      out += run.end - run.begin;
+    }
+  }
+
   data::SequenceSource source_;
-  kernels::PositionRun run_;
+  v1::Documents documents_;
   int64_t context_;
-  std::vector<int32_t> tokens_, labels_;
+  std::vector<kernels::PositionRun> runs_;
 };
 
 absl::StatusOr<TokenReader> OpenReader(const v1::RunPlan& plan, const char* shard_name,
-                                       const parallel::TokenMap& tokens, int rank) {
-  const std::string path = absl::StrCat(plan.spec().data().path(), "/", shard_name);
+                                       const parallel::TokenMap& tokens, int context_rank) {
+  const v1::JobSpec& spec = plan.spec();
+  const std::string path = absl::StrCat(spec.data().path(), "/", shard_name);
   UPIPE_ASSIGN_OR_RETURN(data::TokenShard shard, data::TokenShard::Open(path));
-  if (shard.vocab_size() > plan.spec().model().vocab_size()) {
+  if (shard.vocab_size() > spec.model().vocab_size()) {
     return absl::InvalidArgumentError(absl::StrCat(path, " holds tokens of a vocabulary of ",
                                                    shard.vocab_size(), "; the model's is ",
-                                                   plan.spec().model().vocab_size()));
+                                                   spec.model().vocab_size()));
   }
-  UPIPE_ASSIGN_OR_RETURN(
-      data::SequenceSource source,
-      data::SequenceSource::Create(std::move(shard), tokens.context, plan.spec().train().seed()));
-  return TokenReader(std::move(source), tokens, rank);
+  const v1::Documents documents = spec.data().documents();
+  UPIPE_ASSIGN_OR_RETURN(data::SequenceSource source,
+                         data::SequenceSource::Create(
+                             std::move(shard), tokens.context, spec.train().seed(),
+                             documents == v1::DOCUMENTS_JOIN ? data::LabelRule::kEveryToken
+                                                             : data::LabelRule::kWithinDocuments));
+  return TokenReader(std::move(source), documents, tokens, context_rank);
 }
 
 class RankLoop {
  public:
-  explicit RankLoop(const RankRun& run) : run_(run), spec_(run.plan.spec()) {}
+  explicit RankLoop(const RankRun& run)
+      : run_(run),
+        spec_(run.plan.spec()),
+        mesh_(parallel::Mesh::From(spec_.parallel())),
+        group_(mesh_.SequenceGroup(run.rank)) {}
 
   absl::Status Run() {
-    const auto tokens = parallel::TokenMap::Make(spec_.train().context(), run_.comm.size());
-    UPIPE_ASSIGN_OR_RETURN(TokenReader train,
-                           OpenReader(run_.plan, data::kTrainShardName, tokens, run_.rank));
-    const bool evaluates = spec_.train().eval_sequences() > 0;
-    std::unique_ptr<TokenReader> held_out;
-    if (evaluates) {
-      UPIPE_ASSIGN_OR_RETURN(TokenReader reader,
-                             OpenReader(run_.plan, data::kHeldOutShardName, tokens, run_.rank));
-      held_out = std::make_unique<TokenReader>(std::move(reader));
+    const parallel::TokenMap tokens = TokensOf(spec_);
+    const int context_rank = mesh_.ContextRank(run_.rank);
+    UPIPE_ASSIGN_OR_RETURN(const TokenReader train,
+                           OpenReader(run_.plan, data::kTrainShardName, tokens, context_rank));
+    std::optional<TokenReader> held_out;
+    if (spec_.train().eval_sequences() > 0) {
+      UPIPE_ASSIGN_OR_RETURN(held_out,
+                             OpenReader(run_.plan, data::kHeldOutShardName, tokens, context_rank));
     }
-    // Drained before what its tasks read: declared after the readers, destroyed before them.
-    const auto stream = run_.device.CreateStream(absl::StrCat("compute", run_.rank));
-    stream_ = stream.get();
-    const engine::RankContext context(run_.device, *stream_, run_.comm, run_.position,
-                                      model::StorageTypeOf(spec_.train()));
+    buffers_.assign(spec_.train().gradient_accumulation(), TokenBuffers(tokens.tokens_per_rank));
+    // Drained before what its tasks read: declared after the buffers, destroyed before them.
+    const auto streams = engine::RankStreams::Create(run_.device, run_.rank);
+    stream_ = streams.compute.get();
+    const engine::RankContext context({.device = run_.device,
+                                       .streams = streams,
+                                       .comm = run_.comm,
+                                       .position = run_.position,
+                                       .storage = model::StorageTypeOf(spec_.train()),
+                                       .mesh = mesh_});
     UPIPE_ASSIGN_OR_RETURN(const std::unique_ptr<TrainStep> step,
                            TrainStep::Create(context, run_.plan));
     if (run_.on_running) run_.on_running();
     const int64_t total = spec_.train().steps();
     for (int64_t number = 1; number <= total; ++number) {
-      UPIPE_RETURN_IF_ERROR(OneStep(*step, train, evaluates ? held_out.get() : nullptr, number));
+      UPIPE_RETURN_IF_ERROR(OneStep(*step, train, held_out, number));
     }
     context.Mark(total, StepPass::kDone, -1, -1);
     UPIPE_RETURN_IF_ERROR(run_.comm.Barrier(*stream_));
@@ -100,7 +144,8 @@ class RankLoop {
   }
 
  private:
-  absl::Status OneStep(TrainStep& step, TokenReader& train, TokenReader* held_out, int64_t number) {
+  absl::Status OneStep(TrainStep& step, const TokenReader& train,
+                       const std::optional<TokenReader>& held_out, int64_t number) {
     const auto start = SteadyClock::now();
     const comm::CommStats before = run_.comm.stats();
     UPIPE_ASSIGN_OR_RETURN(const bool stop,
@@ -108,15 +153,19 @@ class RankLoop {
                                         run_.stop_requested->load(std::memory_order_relaxed)));
     if (stop)
       return Together(absl::CancelledError(absl::StrCat("asked to stop before step ", number)));
-    UPIPE_ASSIGN_OR_RETURN(const HostTokens tokens, train.Read(number - 1));
+    std::vector<HostTokens> micro_steps;
+    for (size_t micro = 0; micro < buffers_.size(); ++micro) {
+      const int64_t sequence = SequenceOf(spec_, number, static_cast<int64_t>(micro), group_);
+      UPIPE_ASSIGN_OR_RETURN(HostTokens tokens, train.Read(sequence, buffers_[micro]));
+      micro_steps.push_back(std::move(tokens));
+    }
     v1::StepReport report;
     report.set_data_seconds(SecondsSince(start));
-    UPIPE_ASSIGN_OR_RETURN(const StepResult result, step.Run(number, tokens));
+    UPIPE_ASSIGN_OR_RETURN(const StepResult result, step.Run(number, micro_steps));
     report.set_step_seconds(SecondsSince(start));
     AddResult(number, result, before, report);
     const int64_t every = spec_.train().eval_every();
-    if (held_out != nullptr &&
-        (number == spec_.train().steps() || (every > 0 && number % every == 0))) {
+    if (held_out && (number == spec_.train().steps() || (every > 0 && number % every == 0))) {
       UPIPE_ASSIGN_OR_RETURN(const auto by_position, HeldOutLoss(step, *held_out, number));
       const StepScalars::LossAndCount total = optim::TotalOf(by_position);
       report.set_held_out_loss(total.loss / total.count);
@@ -137,9 +186,9 @@ class RankLoop {
     report.set_skipped(result.skipped);
     report.set_skipped_steps_total(skipped_total_);
     *report.mutable_loss_by_position() = ToMessages(result.by_position);
-    report.set_tokens(spec_.train().context());
-    report.set_tokens_per_second(static_cast<double>(spec_.train().context()) /
-                                 report.step_seconds());
+    const int64_t tokens = spec_.train().context() * SequencesPerStep(spec_);
+    report.set_tokens(tokens);
+    report.set_tokens_per_second(static_cast<double>(tokens) / report.step_seconds());
     const comm::CommStats after = run_.comm.stats();
     report.set_comm_seconds(after.seconds - before.seconds);
     for (size_t peer = 0; peer < after.bytes_sent_to_peer.size(); ++peer) {
@@ -147,18 +196,26 @@ class RankLoop {
                                     before.bytes_sent_to_peer[peer]);
     }
     *report.mutable_memory() = ToMessage(run_.device.allocator().stats());
+    *report.mutable_host_memory() = ToMessage(run_.device.host_allocator().stats());
     report.set_unix_millis(SystemClock().UnixMillis());
   }
 
-  absl::StatusOr<StepScalars::ByPosition> HeldOutLoss(TrainStep& step, TokenReader& held_out,
+  // Group g takes held-out sequences g, g + groups, ..: as many rounds for every group.
+  absl::StatusOr<StepScalars::ByPosition> HeldOutLoss(TrainStep& step, const TokenReader& held_out,
                                                       int64_t number) {
     StepScalars::ByPosition sum;
-    for (int64_t i = 0; i < spec_.train().eval_sequences(); ++i) {
-      UPIPE_ASSIGN_OR_RETURN(const HostTokens tokens, held_out.Read(i));
-      UPIPE_ASSIGN_OR_RETURN(const auto sequence, step.Evaluate(number, tokens));
+    const int64_t sequences = spec_.train().eval_sequences();
+    for (int64_t first = 0; first < sequences; first += mesh_.sequence_groups()) {
+      HostTokens tokens;
+      if (first + group_ < sequences) {
+        UPIPE_ASSIGN_OR_RETURN(tokens, held_out.Read(first + group_, buffers_[0]));
+      } else {
+        tokens = held_out.Unlabelled(buffers_[0]);
+      }
+      UPIPE_ASSIGN_OR_RETURN(const auto round, step.Evaluate(number, tokens));
       for (size_t range = 0; range < sum.size(); ++range) {
-        sum[range].loss += sequence[range].loss;
-        sum[range].count += sequence[range].count;
+        sum[range].loss += round[range].loss;
+        sum[range].count += round[range].count;
       }
     }
     return sum;
@@ -200,6 +257,9 @@ class RankLoop {
 
   const RankRun& run_;
   const v1::JobSpec& spec_;
+  const parallel::Mesh mesh_;
+  const int64_t group_;                // whose sequences this rank trains on
+  std::vector<TokenBuffers> buffers_;  // of the micro-steps
   kernels::Stream* stream_ = nullptr;  // while Run runs
   int64_t skipped_total_ = 0;
   int32_t skipped_in_a_row_ = 0;
@@ -222,6 +282,7 @@ absl::StatusOr<std::unique_ptr<kernels::Device>> CreateRankDevice(const v1::RunP
   kernels::DeviceOptions options;
   options.backend = plan.spec().parallel().backend();
   options.arena_bytes = plan.ranks(rank).memory().arena_bytes();
+  options.host_bytes = plan.ranks(rank).host_memory().arena_bytes();
   options.num_threads = plan.spec().parallel().threads_per_rank();
   options.cpus = cpus;
   return kernels::CreateDevice(options);

@@ -1,6 +1,6 @@
-// One rank from its first to its last step: reads its slices of the packed data, runs TrainStep,
-// evaluates on held-out sequences and reports. The same for a thread of upipe-run and for a trainer
-// process.
+// One rank from its first to its last step: reads its parts of its group's sequences of the packed
+// data, runs TrainStep, evaluates on held-out sequences and reports. The same for a thread of
+// upipe-run and for a trainer process.
 #pragma once
 
 #include <atomic>
@@ -37,8 +37,8 @@ struct RankRun {
 // error the communicator is aborted.
 absl::Status TrainRank(const RankRun& run);
 
-// The device a rank's plan asks for: backend, threads, an arena of exactly the planned high-water
-// mark. Its threads run on `cpus`; none = anywhere.
+// The device a rank's plan asks for: backend, threads, an arena and a host pool of exactly the
+// planned high-water marks. Its threads run on `cpus`; none = anywhere.
 absl::StatusOr<std::unique_ptr<kernels::Device>> CreateRankDevice(
     const v1::RunPlan& plan, int rank, const std::vector<int>& cpus = {});
 

@@ -1,8 +1,6 @@
 #include "engine/train/step.h"
 
-#include <numeric>
 #include <utility>
-#include <vector>
 
 #include "common/check.h"
 #include "common/status.h"
@@ -15,12 +13,31 @@ using kernels::TensorView;
 using optim::StepScalars;
 using optim::StepScalarsView;
 
+parallel::TokenMap TokensOf(const v1::JobSpec& spec) {
+  const parallel::Mesh mesh = parallel::Mesh::From(spec.parallel());
+  return parallel::TokenMap::Make({.context = spec.train().context(),
+                                   .ulysses_ranks = mesh.ulysses_ranks,
+                                   .ring_ranks = mesh.ring_ranks,
+                                   .query_chunks = spec.memory().query_chunks()});
+}
+
+int64_t SequencesPerStep(const v1::JobSpec& spec) {
+  return parallel::Mesh::From(spec.parallel()).sequence_groups() *
+         spec.train().gradient_accumulation();
+}
+
+int64_t SequenceOf(const v1::JobSpec& spec, int64_t step, int64_t micro, int64_t group) {
+  const int64_t groups = parallel::Mesh::From(spec.parallel()).sequence_groups();
+  return (step - 1) * SequencesPerStep(spec) + micro * groups + group;
+}
+
 TrainStep::TrainStep(const engine::RankContext& context, const v1::RunPlan& plan)
     : context_(context),
       plan_(plan),
       config_(model::ModelConfig::From(plan.spec().model(), plan.spec().train().context())),
-      tokens_(parallel::TokenMap::Make(plan.spec().train().context(), context.num_ranks())),
-      layout_(model::ParameterLayout::Make(config_, context.num_ranks())) {}
+      tokens_(TokensOf(plan.spec())),
+      layout_(model::ParameterLayout::Make(config_, context.mesh().shard_ranks(),
+                                           context.mesh().dp_ranks)) {}
 
 absl::StatusOr<std::unique_ptr<TrainStep>> TrainStep::Create(const engine::RankContext& context,
                                                              const v1::RunPlan& plan) {
@@ -40,50 +57,56 @@ absl::StatusOr<std::unique_ptr<TrainStep>> TrainStep::Create(const engine::RankC
 
 absl::Status TrainStep::Allocate() {
   const int64_t n = tokens_.tokens_per_rank;
+  const auto policy = engine::MemoryPolicy::From(plan_.spec().memory());
   UPIPE_ASSIGN_OR_RETURN(positions_,
                          context_.Allocate(MemoryTag::kWorkspace, n * SizeOf(DType::kInt64)));
-  UPIPE_ASSIGN_OR_RETURN(token_buffer_,
+  UPIPE_ASSIGN_OR_RETURN(token_ids_,
                          context_.Allocate(MemoryTag::kWorkspace, n * SizeOf(DType::kInt32)));
-  UPIPE_ASSIGN_OR_RETURN(label_buffer_,
+  UPIPE_ASSIGN_OR_RETURN(labels_,
                          context_.Allocate(MemoryTag::kWorkspace, n * SizeOf(DType::kInt32)));
   UPIPE_ASSIGN_OR_RETURN(scalars_, context_.Allocate(MemoryTag::kWorkspace, sizeof(StepScalars)));
-  UPIPE_ASSIGN_OR_RETURN(auto parameters, model::ShardedParameters::Create(
-                                              context_, layout_, plan_.spec().train().seed()));
-  parameters_ = std::make_unique<model::ShardedParameters>(std::move(parameters));
+  UPIPE_ASSIGN_OR_RETURN(
+      parameters_, model::ShardedParameters::Create(context_, layout_, plan_.spec().train().seed(),
+                                                    policy.optimizer));
   model_ = std::make_unique<model::LlamaModel>(
       context_,
-      model::LlamaParams{.config = config_,
-                         .schedule = &plan_.schedule(),
-                         .tokens = tokens_,
-                         .positions = TensorView::Vector(positions_.data(), DType::kInt64, n),
-                         .keep_attention_output = plan_.spec().memory().attention_output() ==
-                                                  v1::ATTENTION_OUTPUT_DEVICE},
+      model::LlamaParams{
+          .config = config_, .schedule = &plan_.schedule(), .tokens = tokens_, .policy = policy},
       *parameters_);
-  std::vector<int64_t> positions(n);
-  std::iota(positions.begin(), positions.end(), tokens_.RunOf(context_.rank()).begin);
-  context_.device().CopyFromHost(positions_.data(), positions.data(), n * SizeOf(DType::kInt64),
-                                 context_.stream());
-  return context_.stream().Synchronize();  // `positions` must outlive its copy
+  return absl::OkStatus();
 }
 
-absl::StatusOr<model::Batch> TrainStep::Upload(const HostTokens& host) {
+model::Batch TrainStep::Upload(const HostTokens& host) {
   const int64_t n = tokens_.tokens_per_rank;
-  const int64_t bytes = n * SizeOf(DType::kInt32);
-  context_.device().CopyFromHost(token_buffer_.data(), host.tokens, bytes, context_.stream());
-  context_.device().CopyFromHost(label_buffer_.data(), host.labels, bytes, context_.stream());
-  UPIPE_RETURN_IF_ERROR(context_.Fill(
-      TensorView::Vector(scalars_.data(), DType::kFloat64, StepScalarsView::kNumReduced), 0));
-  return model::Batch{.tokens = TensorView::Vector(token_buffer_.data(), DType::kInt32, n),
-                      .labels = TensorView::Vector(label_buffer_.data(), DType::kInt32, n),
-                      .loss_and_count = StepScalarsView(scalars_.data()).LossAndCount()};
+  const auto upload = [&](const kernels::Buffer& to, const void* from, DType dtype) {
+    context_.device().CopyFromHost(to.data(), from, n * SizeOf(dtype), context_.stream());
+    return TensorView::Vector(to.data(), dtype, n);
+  };
+  model::Batch batch;
+  batch.tokens = upload(token_ids_, host.tokens, DType::kInt32);
+  batch.labels = upload(labels_, host.labels, DType::kInt32);
+  batch.sequence.positions = upload(positions_, host.positions, DType::kInt64);
+  batch.sequence.mask = tokens_.Mask(config_.causal, config_.window, host.document_starts);
+  batch.loss_and_count = StepScalarsView(scalars_.data()).LossAndCount();
+  return batch;
 }
 
-absl::StatusOr<StepResult> TrainStep::Run(int64_t step, const HostTokens& host) {
+absl::StatusOr<StepResult> TrainStep::Run(int64_t step, absl::Span<const HostTokens> micro_steps) {
   const v1::OptimizerSpec& spec = plan_.spec().optimizer();
-  context_.Mark(step, StepPass::kEmbed, -1, -1);
-  UPIPE_ASSIGN_OR_RETURN(const model::Batch batch, Upload(host));
-  UPIPE_RETURN_IF_ERROR(model_->ForwardBackward(batch, step));
+  UPIPE_CHECK(static_cast<int64_t>(micro_steps.size()) ==
+              plan_.spec().train().gradient_accumulation())
+      << micro_steps.size() << " micro-steps; the plan says "
+      << plan_.spec().train().gradient_accumulation();
+  UPIPE_RETURN_IF_ERROR(ClearScalars());
+  parameters_->BeginGradients();
+  for (const HostTokens& host : micro_steps) {
+    parameters_->AwaitLeft();
+    UPIPE_RETURN_IF_ERROR(context_.Settle());
+    context_.Mark(step, StepPass::kEmbed, -1, -1);
+    UPIPE_RETURN_IF_ERROR(model_->ForwardBackward(Upload(host), step));
+  }
   context_.Mark(step, StepPass::kOptimizer, -1, -1);
+  UPIPE_RETURN_IF_ERROR(parameters_->ReduceOverReplicas());
   StepResult result;
   result.learning_rate = optim::LearningRate(spec, step, plan_.spec().train().steps());
   UPIPE_RETURN_IF_ERROR(optim::UpdateParameters(context_, *parameters_, spec, result.learning_rate,
@@ -101,19 +124,26 @@ absl::StatusOr<StepResult> TrainStep::Run(int64_t step, const HostTokens& host) 
 }
 
 absl::StatusOr<StepScalars::ByPosition> TrainStep::Evaluate(int64_t step, const HostTokens& host) {
-  UPIPE_ASSIGN_OR_RETURN(const model::Batch batch, Upload(host));
-  UPIPE_RETURN_IF_ERROR(model_->Evaluate(batch, step));
+  UPIPE_RETURN_IF_ERROR(context_.Settle());
+  UPIPE_RETURN_IF_ERROR(ClearScalars());
+  UPIPE_RETURN_IF_ERROR(model_->Evaluate(Upload(host), step));
   UPIPE_RETURN_IF_ERROR(Reduce(StepScalarsView::kNumReduced, comm::ReduceOp::kSum));
   UPIPE_ASSIGN_OR_RETURN(const StepScalars scalars, ReadScalars());
   return scalars.by_position;
 }
 
 absl::StatusOr<bool> TrainStep::AnyRank(bool flag) {
+  UPIPE_RETURN_IF_ERROR(context_.Settle());
   UPIPE_RETURN_IF_ERROR(
       context_.Fill(TensorView::Vector(scalars_.data(), DType::kFloat64, 1), flag ? 1 : 0));
   UPIPE_RETURN_IF_ERROR(Reduce(1, comm::ReduceOp::kMax));
   UPIPE_ASSIGN_OR_RETURN(const StepScalars scalars, ReadScalars());
   return scalars.by_position[0].loss != 0;
+}
+
+absl::Status TrainStep::ClearScalars() {
+  return context_.Fill(
+      TensorView::Vector(scalars_.data(), DType::kFloat64, StepScalarsView::kNumReduced), 0);
 }
 
 absl::Status TrainStep::Reduce(int64_t count, comm::ReduceOp op) {

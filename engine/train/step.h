@@ -1,27 +1,42 @@
 // One rank's training step, and everything that lives from step to step. Read this first: life of a
 // step is
-//   vote to go on -> tokens to the device -> forward, loss, backward (model/llama.h; attention/) ->
-//   gradients summed over ranks as each unit is done -> loss, count and norm reduced once -> clip
-//   -> AdamW (optim/).
+//   vote to go on -> for each micro-step: tokens to the device -> forward, loss, backward
+//   (model/llama.h; attention/) -> gradients summed over ranks as each unit is done -> once:
+//   gradients over replicas -> loss, count and norm over everyone -> clip -> AdamW (optim/).
 // The planner runs this very class on the dry device, so its bytes cannot drift from a real run's.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "engine/model/llama.h"
 #include "engine/optim/optimizer.h"
 #include "upipe/v1/plan.pb.h"
 
 namespace upipe::train {
 
-// Where the host reads this rank's part of a sequence: [N] tokens and next-token labels (negative =
-// no label).
+// Where the host reads this rank's part of a sequence, in the order the rank holds it
+// (TokenMap::RunsOf).
 struct HostTokens {
-  const int32_t* tokens = nullptr;
-  const int32_t* labels = nullptr;
+  const int32_t* tokens = nullptr;     // [N]
+  const int32_t* labels = nullptr;     // [N] next tokens; negative = no label
+  const int64_t* positions = nullptr;  // [N] rotary
+  // Of the whole sequence: global positions where its documents begin, ascending from 0.
+  std::vector<int64_t> document_starts = {0};
 };
+
+// Which rank of a sequence's context ranks holds which of its tokens.
+parallel::TokenMap TokensOf(const v1::JobSpec& spec);
+
+// The sequence that `group` (Mesh::SequenceGroup) trains on in micro-step `micro` (0-based) of
+// `step` (1-based). dp, fsdp and accumulation share the sequences of a step out in different ways;
+// which ones they are depends on dp * fsdp * accumulation alone.
+int64_t SequenceOf(const v1::JobSpec& spec, int64_t step, int64_t micro, int64_t group);
+// dp * fsdp * accumulation.
+int64_t SequencesPerStep(const v1::JobSpec& spec);
 
 struct StepResult {
   double loss = 0;  // mean over the valid tokens of all ranks, nats; NaN without any
@@ -42,11 +57,12 @@ class TrainStep {
 
   // After an error a TrainStep is good for destruction only.
 
-  // One optimizer step (1-based). Blocks until the device has finished it. Collective.
-  absl::StatusOr<StepResult> Run(int64_t step, const HostTokens& host);
+  // One optimizer step (1-based) over the sequences of this rank's group, one per micro-step, as
+  // many as the spec's gradient_accumulation. Blocks until the device has finished it. Collective.
+  absl::StatusOr<StepResult> Run(int64_t step, absl::Span<const HostTokens> micro_steps);
 
-  // Summed loss and token count of one held-out sequence over all ranks, by range of positions.
-  // Blocking, collective.
+  // Summed loss and token count of held-out sequences, one per group, over all ranks, by range of
+  // positions. Blocking, collective.
   absl::StatusOr<optim::StepScalars::ByPosition> Evaluate(int64_t step, const HostTokens& host);
 
   // True on every rank when any rank asks: the ranks leave at the same step. Blocking, collective.
@@ -55,12 +71,13 @@ class TrainStep {
   const parallel::TokenMap& tokens() const { return tokens_; }
   model::ShardedParameters& parameters() { return *parameters_; }
   model::LlamaModel& model() { return *model_; }
-  // Puts a sequence's tokens on the device and returns the batch, with the step's loss cleared.
-  absl::StatusOr<model::Batch> Upload(const HostTokens& host);
+  // Puts a sequence's tokens on the device and returns the batch, whose loss is added to.
+  model::Batch Upload(const HostTokens& host);
 
  private:
   TrainStep(const engine::RankContext& context, const v1::RunPlan& plan);
   absl::Status Allocate();
+  absl::Status ClearScalars();
   absl::Status Reduce(int64_t count, comm::ReduceOp op);
   absl::StatusOr<optim::StepScalars> ReadScalars();
 
@@ -70,7 +87,7 @@ class TrainStep {
   parallel::TokenMap tokens_;
   model::ParameterLayout layout_;
   int64_t applied_steps_ = 0;  // updates not skipped: the bias correction's clock
-  kernels::Buffer positions_, token_buffer_, label_buffer_, scalars_;
+  kernels::Buffer positions_, token_ids_, labels_, scalars_;
   std::unique_ptr<model::ShardedParameters> parameters_;
   std::unique_ptr<model::LlamaModel> model_;
 };

@@ -1,12 +1,12 @@
-// Best-fit over offsets. The space above the highest live block counts as an endless block, taken
-// only when no hole fits: addresses then do not depend on the arena's size, so dry and real runs
-// agree.
+// Best-fit over offsets. Free space below the highest byte handed out is a list of ranges, each
+// with the stream that freed it last; a stream reuses its own ranges, and otherwise takes space
+// that nobody has used since the last Settle. Neither depends on the arena's size, so dry and real
+// runs agree.
 #include "kernels/api/allocator.h"
 
 #include <algorithm>
 #include <cstring>
 #include <mutex>
-#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -16,10 +16,12 @@
 namespace upipe::kernels {
 namespace {
 
-// Part of free space that one Release gave back, with the point its stream had reached.
-struct FreedPiece {
+// A range of free space that one stream gave back, with the latest point it had reached. Adjacent
+// ranges of one stream are one.
+struct FreeRange {
+  int64_t begin = 0;
   int64_t end = 0;
-  const Stream* stream = nullptr;  // identity only; may be gone, its work is then done
+  const Stream* stream = nullptr;  // identity only; null = nobody's, since Settle
   Event event;
   uint64_t sequence = 0;  // releases in host order
 };
@@ -29,109 +31,125 @@ struct FreedPiece {
 struct Allocator::State {
   Options options;
   // Owned by the host thread that drives the rank.
-  std::map<int64_t, int64_t> hole_sizes;        // offset -> bytes, no two adjacent
-  std::set<std::pair<int64_t, int64_t>> holes;  // (bytes, offset)
-  int64_t top = 0;                              // end of the highest live block
-  int64_t live_bytes = 0;                       // with padding
-  int64_t live_buffers = 0;                     // empty ones included
-  std::map<int64_t, FreedPiece> freed;          // begin -> piece, disjoint, in free space
+  std::vector<FreeRange> free;  // ascending, disjoint, below `touched`
+  int64_t touched = 0;          // end of the highest block handed out since Settle, or live then
+  int64_t live_bytes = 0;       // with padding
+  int64_t live_buffers = 0;     // empty ones included
   uint64_t releases = 0;
   // Read from any thread.
   mutable std::mutex mutex;
   MemoryStats stats;
   std::string moment;
 
-  void AddHole(int64_t offset, int64_t bytes) {
-    hole_sizes[offset] = bytes;
-    holes.insert({bytes, offset});
+  // The first free range that begins at `offset` or above.
+  std::vector<FreeRange>::iterator LowerBound(int64_t offset) {
+    return std::lower_bound(
+        free.begin(), free.end(), offset,
+        [](const FreeRange& range, int64_t begin) { return range.begin < begin; });
   }
-  void RemoveHole(std::map<int64_t, int64_t>::iterator hole) {
-    holes.erase({hole->second, hole->first});
-    hole_sizes.erase(hole);
-  }
-  int64_t Take(int64_t bytes);
-  void GiveBack(int64_t offset, int64_t bytes);
+  int64_t Find(int64_t bytes, const Stream* owner) const;
+  void TakeRange(int64_t begin, int64_t end, Stream& stream);
+  void GiveBack(FreeRange range);
   int64_t LargestBlock() const;
-  void AwaitFreedPieces(int64_t begin, int64_t end, Stream& stream);
-  void CountAllocation(MemoryTag tag, int64_t bytes, int64_t block_end);
+  void CountAllocation(MemoryTag tag, int64_t bytes);
   void CountRelease(MemoryTag tag, int64_t bytes);
 };
 
-// Offset of a block of `bytes` (a multiple of the alignment), or -1 when none fits.
-int64_t Allocator::State::Take(int64_t bytes) {
-  const auto fit = holes.lower_bound({bytes, 0});
-  if (fit == holes.end()) {
-    if (bytes > options.arena_bytes - top) return -1;
-    return std::exchange(top, top + bytes);
-  }
-  const auto [hole_bytes, offset] = *fit;
-  RemoveHole(hole_sizes.find(offset));
-  if (hole_bytes > bytes) AddHole(offset + bytes, hole_bytes - bytes);
-  return offset;
-}
-
-void Allocator::State::GiveBack(int64_t offset, int64_t bytes) {
-  int64_t end = offset + bytes;
-  auto next = hole_sizes.lower_bound(offset);
-  if (next != hole_sizes.end() && next->first == end) {
-    end += next->second;
-    RemoveHole(next++);
-  }
-  if (next != hole_sizes.begin()) {
-    const auto previous = std::prev(next);
-    if (previous->first + previous->second == offset) {
-      offset = previous->first;
-      RemoveHole(previous);
+// Offset of the smallest gapless free space that holds `bytes`, the lowest of equals, or -1: of
+// what `owner` freed and what is nobody's, or of all when null. The space at the end, with all that
+// lies above `touched`, counts as endless: it is taken only when nothing else fits.
+int64_t Allocator::State::Find(int64_t bytes, const Stream* owner) const {
+  int64_t best = -1;
+  int64_t best_bytes = 0;
+  int64_t run_begin = 0;
+  int64_t run_end = -1;  // no run
+  const auto consider_run = [&] {
+    const int64_t run_bytes = run_end - run_begin;
+    if (run_end < 0 || run_bytes < bytes || (best >= 0 && run_bytes >= best_bytes)) return;
+    best = run_begin;
+    best_bytes = run_bytes;
+  };
+  for (const FreeRange& range : free) {
+    if (owner != nullptr && range.stream != nullptr && range.stream != owner) continue;
+    if (range.begin != run_end) {
+      consider_run();
+      run_begin = range.begin;
     }
+    run_end = range.end;
   }
-  if (end == top) {
-    top = offset;
+  int64_t last_begin = touched;
+  if (run_end == touched) {
+    last_begin = run_begin;
   } else {
-    AddHole(offset, end - offset);
+    consider_run();
   }
+  if (best >= 0) return best;
+  return bytes <= options.arena_bytes - last_begin ? last_begin : -1;
 }
 
-int64_t Allocator::State::LargestBlock() const {
-  const int64_t above = options.arena_bytes - top;
-  return holes.empty() ? above : std::max(above, holes.rbegin()->first);
-}
-
-// Takes [begin, end) out of `freed`; `stream` waits once per other stream that freed part of it.
-void Allocator::State::AwaitFreedPieces(int64_t begin, int64_t end, Stream& stream) {
-  std::vector<FreedPiece> latest;  // one per stream, in order of offset
-  auto piece = freed.upper_bound(begin);
-  if (piece != freed.begin()) --piece;
-  while (piece != freed.end() && piece->first < end) {
-    const auto current = piece++;
-    const int64_t piece_begin = current->first;
-    FreedPiece taken = current->second;
-    if (taken.end <= begin) continue;
-    freed.erase(current);
-    if (piece_begin < begin) {
-      freed[piece_begin] = taken;
-      freed[piece_begin].end = begin;
+// Makes [begin, end) live; `stream` waits once per other stream that freed part of it.
+void Allocator::State::TakeRange(int64_t begin, int64_t end, Stream& stream) {
+  std::vector<FreeRange> latest;  // one per stream, in order of offset
+  // Blocks begin where a range does, or where nobody was.
+  auto range = LowerBound(begin);
+  while (range != free.end() && range->begin < end) {
+    const FreeRange taken = *range;
+    if (taken.end > end) {
+      range->begin = end;
+    } else {
+      range = free.erase(range);
     }
-    if (taken.end > end) freed[end] = taken;
-    if (taken.stream == &stream) continue;
-    const auto same = std::find_if(latest.begin(), latest.end(), [&](const FreedPiece& other) {
+    if (taken.stream == nullptr || taken.stream == &stream) continue;
+    const auto same = std::find_if(latest.begin(), latest.end(), [&](const FreeRange& other) {
       return other.stream == taken.stream;
     });
     if (same == latest.end()) {
-      latest.push_back(std::move(taken));
+      latest.push_back(taken);
     } else if (same->sequence < taken.sequence) {
-      *same = std::move(taken);
+      *same = taken;
     }
   }
-  for (const FreedPiece& other : latest) stream.Wait(other.event);
+  for (const FreeRange& other : latest) stream.Wait(other.event);
+  touched = std::max(touched, end);
 }
 
-void Allocator::State::CountAllocation(MemoryTag tag, int64_t bytes, int64_t block_end) {
+// The range was freed last of all, so its event stands for what it joins.
+void Allocator::State::GiveBack(FreeRange range) {
+  auto next = LowerBound(range.begin);
+  if (next != free.end() && next->begin == range.end && next->stream == range.stream) {
+    range.end = next->end;
+    next = free.erase(next);
+  }
+  if (next != free.begin()) {
+    FreeRange& previous = *std::prev(next);
+    if (previous.end == range.begin && previous.stream == range.stream) {
+      range.begin = previous.begin;
+      previous = std::move(range);
+      return;
+    }
+  }
+  free.insert(next, std::move(range));
+}
+
+int64_t Allocator::State::LargestBlock() const {
+  int64_t largest = 0;
+  int64_t run_begin = touched;
+  int64_t run_end = -1;
+  for (const FreeRange& range : free) {
+    if (range.begin != run_end) run_begin = range.begin;
+    run_end = range.end;
+    largest = std::max(largest, run_end - run_begin);
+  }
+  return std::max(largest, options.arena_bytes - (run_end == touched ? run_begin : touched));
+}
+
+void Allocator::State::CountAllocation(MemoryTag tag, int64_t bytes) {
   std::lock_guard lock(mutex);
   const int index = static_cast<int>(tag);
   stats.current_bytes[index] += bytes;
   stats.current_total_bytes += bytes;
   stats.peak_bytes[index] = std::max(stats.peak_bytes[index], stats.current_bytes[index]);
-  stats.arena_high_water_bytes = std::max(stats.arena_high_water_bytes, block_end);
+  stats.arena_high_water_bytes = std::max(stats.arena_high_water_bytes, touched);
   if (IsAttention(tag)) {
     int64_t attention_bytes = 0;
     for (int i = 0; i < kNumMemoryTags; ++i) {
@@ -175,17 +193,18 @@ absl::StatusOr<Buffer> Allocator::Allocate(MemoryTag tag, int64_t bytes, Stream&
   if (bytes > 0) {
     const bool fits_arena = bytes <= state.options.arena_bytes;
     const int64_t block_bytes = fits_arena ? RoundUp(bytes, Allocator::kAlignmentBytes) : bytes;
-    const int64_t offset = fits_arena ? state.Take(block_bytes) : -1;
+    int64_t offset = fits_arena ? state.Find(block_bytes, &stream) : -1;
+    if (offset < 0 && fits_arena) offset = state.Find(block_bytes, nullptr);
     if (offset < 0) {
       return absl::ResourceExhaustedError(absl::StrCat(
-          "device arena exhausted: ", NameOf(tag), " asked for ", bytes, " bytes, ",
+          state.options.name, " arena exhausted: ", NameOf(tag), " asked for ", bytes, " bytes, ",
           state.options.arena_bytes - state.live_bytes, " of ", state.options.arena_bytes,
           " are free, largest free block ", state.LargestBlock(),
           "; the arena never grows: give the rank more memory, or shorten the context or tiles"));
     }
-    state.AwaitFreedPieces(offset, offset + block_bytes, stream);
+    state.TakeRange(offset, offset + block_bytes, stream);
     state.live_bytes += block_bytes;
-    state.CountAllocation(tag, bytes, offset + block_bytes);
+    state.CountAllocation(tag, bytes);
     buffer.data_ = static_cast<char*>(state.options.base) + offset;
     buffer.offset_ = offset;
   }
@@ -208,11 +227,30 @@ void Allocator::Release(Buffer& buffer) {
       return absl::OkStatus();
     });
   }
-  state.freed[buffer.offset_] = {buffer.offset_ + block_bytes, buffer.stream_,
-                                 buffer.stream_->Record(), ++state.releases};
-  state.GiveBack(buffer.offset_, block_bytes);
+  state.GiveBack({.begin = buffer.offset_,
+                  .end = buffer.offset_ + block_bytes,
+                  .stream = buffer.stream_,
+                  .event = buffer.stream_->Record(),
+                  .sequence = ++state.releases});
   state.live_bytes -= block_bytes;
   state.CountRelease(buffer.tag_, buffer.size_bytes_);
+}
+
+void Allocator::Settle() {
+  State& state = *state_;
+  std::vector<FreeRange> nobodys;
+  for (const FreeRange& range : state.free) {
+    if (!nobodys.empty() && nobodys.back().end == range.begin) {
+      nobodys.back().end = range.end;
+    } else {
+      nobodys.push_back({.begin = range.begin, .end = range.end});
+    }
+  }
+  if (!nobodys.empty() && nobodys.back().end == state.touched) {
+    state.touched = nobodys.back().begin;
+    nobodys.pop_back();
+  }
+  state.free = std::move(nobodys);
 }
 
 MemoryStats Allocator::stats() const {

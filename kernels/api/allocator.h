@@ -1,11 +1,10 @@
-// The tagged arena allocator. One per device per rank; the only source of tensor memory. Offsets
-// are handed out best-fit in host order, so a dry run and a real run of the same step get the same
-// offsets, the same peaks and the same high-water mark, to the byte.
+// The tagged arena allocator. Two per rank, of device and of host memory; the only source of tensor
+// memory. Offsets are handed out best-fit in host order, so a dry run and a real run of the same
+// step get the same offsets, the same peaks and the same high-water mark, to the byte.
 #pragma once
 
 #include <array>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -33,7 +32,7 @@ struct MemoryStats {
 
 class Allocator;
 
-// A block of device memory; frees itself in host order, on the stream it was allocated for: work of
+// A block of memory; frees itself in host order, on the stream it was allocated for: work of
 // other streams on it must have been waited for by that stream. Move-only.
 class Buffer {
  public:
@@ -64,6 +63,7 @@ class Allocator {
   static constexpr int64_t kAlignmentBytes = 256;
 
   struct Options {
+    std::string name = "device";  // in messages
     void* base = nullptr;  // start of the arena, kAlignmentBytes aligned; an address only when dry
     int64_t arena_bytes = 0;    // never grows; the plan's high-water mark, or "unlimited" when dry
     bool poison_freed = false;  // submit a fill of freed blocks to their stream (test device)
@@ -72,11 +72,18 @@ class Allocator {
   ~Allocator();
   Allocator(const Allocator&) = delete;
 
-  // A block for use on `stream`. A block freed on another stream is handed out only after an event
-  // of that stream, on which `stream` is made to wait. bytes = 0 gives an empty, valid buffer.
-  // ResourceExhausted, naming tag, bytes asked and free, when the arena is full. Blocks no longer
-  // than Stream::Wait may.
+  // A block for use on `stream`: the smallest fitting hole of what this stream freed, else space
+  // nobody has used, so that streams never wait for each other's memory. Only when the arena has
+  // neither, space that other streams freed: `stream` is then made to wait for the events of its
+  // release. An arena as large as the high-water mark of an unlimited one is never that short.
+  // Streams are told apart by address: they live as long as the allocator is used. bytes = 0 gives
+  // an empty, valid buffer. ResourceExhausted, naming tag, bytes asked and free, when the arena is
+  // full. Blocks no longer than Stream::Wait may.
   absl::StatusOr<Buffer> Allocate(MemoryTag tag, int64_t bytes, Stream& stream);
+
+  // Forgets which stream freed what: free space is nobody's, and what follows gets the addresses it
+  // would have got the first time. Only while no stream has work left that touches this memory.
+  void Settle();
 
   MemoryStats stats() const;
   // Forgets peaks: they restart from the current state. The high-water mark stays.

@@ -59,13 +59,13 @@ double PairElements(const TensorView& q, const AttentionMask& mask, PositionRun 
 }
 
 OpCost CostOf(const AttentionFwdParams& p) {
-  return {4 * PairElements(p.q, p.mask, p.queries, p.keys), Bytes(p.q, p.k, p.v),
-          Bytes(p.o, p.lse)};
+  const double read = Bytes(p.q, p.k, p.v) + (p.merge ? Bytes(p.o, p.lse) : 0.0);
+  return {4 * PairElements(p.q, p.mask, p.queries, p.keys), read, Bytes(p.o, p.lse)};
 }
 
 OpCost CostOf(const AttentionBwdParams& p) {
   const double read = Bytes(p.q, p.k, p.v, p.dout, p.lse, p.delta, p.dk, p.dv) +
-                      (p.accumulate_dq ? Bytes(p.dq) : 0.0);
+                      (p.accumulate_dq ? Bytes(p.dq) : 0.0) + (p.o.present() ? Bytes(p.o) : 0.0);
   return {10 * PairElements(p.q, p.mask, p.queries, p.keys), read, Bytes(p.dq, p.dk, p.dv)};
 }
 

@@ -1,5 +1,5 @@
-// What memory is for. Every allocation carries one tag; reports, plans and metrics split bytes by
-// it.
+// What memory is for. Every allocation carries one tag, whichever pool it is from; reports, plans
+// and metrics split the bytes of each pool by it.
 #pragma once
 
 #include <array>
@@ -21,13 +21,12 @@ enum class MemoryTag : uint8_t {
   kLogits,        // loss tile logits
   kComm,          // scratch of collectives
   kWorkspace,     // op scratch, normalised tiles, tokens, labels, positions, step scalars
-  kOffloadHost,   // pinned host memory
 };
-inline constexpr int kNumMemoryTags = 14;
+inline constexpr int kNumMemoryTags = 13;
 
 inline constexpr std::array<const char*, kNumMemoryTags> kMemoryTagNames = {
-    "weights",  "gradients", "optimizer", "residual", "attn_q", "attn_kv",   "attn_exchange",
-    "attn_out", "attn_grad", "mlp",       "logits",   "comm",   "workspace", "offload_host"};
+    "weights",  "gradients", "optimizer", "residual", "attn_q", "attn_kv",  "attn_exchange",
+    "attn_out", "attn_grad", "mlp",       "logits",   "comm",   "workspace"};
 
 constexpr const char* NameOf(MemoryTag tag) { return kMemoryTagNames[static_cast<int>(tag)]; }
 

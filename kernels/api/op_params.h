@@ -153,18 +153,22 @@ struct AttentionMask {
 };
 
 // Scaled dot-product attention of some query heads over resident K/V heads. Query head i reads K/V
-// slot kv_slot[i]. A query that sees no key of this run gets o = 0 and lse = -infinity.
+// slot kv_slot[i]. A query that sees no key of this run gets o = 0 and lse = -infinity. With merge,
+// o (fp32) and lse hold the result over other keys, and the keys of this run join them: o and lse
+// become those over both, by weights e^(lse - the larger lse) that cannot overflow; -infinity is no
+// key yet, and where the run has no key for a query they stay bit for bit.
 struct AttentionFwdParams {
   TensorView q;                  // [Tq, heads, head_dim] S
   TensorView k;                  // [Tk, slots, head_dim] S, any strides of the first two dims
   TensorView v;                  // [Tk, slots, head_dim] S
-  TensorView o;                  // [Tq, heads, head_dim] S
-  TensorView lse;                // [heads, Tq] W, natural-log log-sum-exp of the scaled scores
+  TensorView o;                  // [Tq, heads, head_dim] S or W
+  TensorView lse;                // [heads, Tq] W, any row stride: ln sum e^(scaled score)
   std::vector<int32_t> kv_slot;  // [heads]
   PositionRun queries;
   PositionRun keys;
   AttentionMask mask;
   float scale = 1.0f;
+  bool merge = false;
 };
 
 // Backward of the same call from the saved log-sum-exp and delta = rowsum(dO * O).
@@ -172,8 +176,9 @@ struct AttentionBwdParams {
   TensorView q;                  // [Tq, heads, head_dim] S
   TensorView k;                  // [Tk, slots, head_dim] S
   TensorView v;                  // [Tk, slots, head_dim] S
+  TensorView o;                  // [Tq, heads, head_dim] S; optional: OpTable says who reads it
   TensorView dout;               // [Tq, heads, head_dim] S
-  TensorView lse;                // [heads, Tq] W
+  TensorView lse;                // [heads, Tq] W, any row stride
   TensorView delta;              // [Tq, heads] W, any row stride
   TensorView dq;                 // [Tq, heads, head_dim] W, written (added when accumulate_dq)
   TensorView dk;                 // [Tk, slots, head_dim] W, accumulated

@@ -30,6 +30,9 @@ class OpTable {
   virtual ~OpTable() = default;
   // Pure. The dry table answers for the backend it stands in for.
   virtual int64_t WorkspaceBytes(const OpParams& params) const = 0;
+  // True when this backend's attention backward reads the attention output beside delta, as cuDNN's
+  // does: AttentionBwdParams.o must then be given. The dry table answers as above.
+  virtual bool AttentionBwdReadsOutput() const { return false; }
   // Validates (InvalidArgument naming op and field), then submits to the stream. Never allocates
   // device memory, never blocks; later failures surface on the stream's events.
   virtual absl::Status Enqueue(const OpParams& params, Workspace workspace, Stream& stream) = 0;

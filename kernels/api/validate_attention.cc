@@ -67,17 +67,25 @@ void CheckCommon(const Params& p, ParamCheck& check) {
 
 void CheckAttentionFwd(const AttentionFwdParams& p, ParamCheck& check) {
   CheckInputs(p.q, p.k, p.v, check);
-  check.Output("o", p.o, 3, kS);
+  check.Output("o", p.o, 3, kSOrW);
   check.Output("lse", p.lse, 2, kW);
+  if (p.merge && p.o.dtype != DType::kFloat32) {
+    check.Fail(absl::StrCat("o is ", NameOf(p.o.dtype), ", must be fp32 with merge"));
+  }
   CheckCommon(p, check);
   check.SameShape("o", p.o, "q", p.q);
   check.Distinct("o", p.o, "q", p.q);
   check.Distinct("o", p.o, "k", p.k);
   check.Distinct("o", p.o, "v", p.v);
+  check.Distinct("lse", p.lse, "o", p.o);
 }
 
 void CheckAttentionBwd(const AttentionBwdParams& p, ParamCheck& check) {
   CheckInputs(p.q, p.k, p.v, check);
+  if (p.o.present()) {
+    check.Input("o", p.o, 3, kS);
+    check.SameShape("o", p.o, "q", p.q);
+  }
   check.Input("dout", p.dout, 3, kS);
   check.Input("lse", p.lse, 2, kW);
   check.Input("delta", p.delta, 2, kW);

@@ -9,9 +9,10 @@
 
 namespace upipe::kernels::cpu {
 
-// Queries [first, first + count) of one head, count <= Bf16QueryBlock(head_dim).
-void AttentionForwardBlockBf16(const AttentionFwdParams& p, int64_t head, int64_t first,
-                               int64_t count);
+// A run of queries of one head, at most Bf16QueryBlock(head_dim), which see keys within `reach`
+// only.
+void AttentionForwardBlockBf16(const AttentionFwdParams& p, int64_t head, PositionRun queries,
+                               PositionRun reach);
 int64_t Bf16QueryBlock(int64_t head_dim);
 
 // All heads of `slot`, the queries of one chunk against the keys of one chunk.

@@ -129,8 +129,7 @@ void AddQueryGradient(const AttentionBwdParams& p, int64_t head, int64_t first, 
 void BackwardQueries(const AttentionBwdParams& p, int64_t head, PositionRun queries,
                      PositionRun next, PositionRun keys, const Rows& key_rows, BackwardTile& tile) {
   const int64_t first = queries.begin - p.queries.begin, count = queries.end - queries.begin;
-  const PositionRun reach = Intersection(
-      {VisibleKeys(p.mask, queries.begin).begin, VisibleKeys(p.mask, queries.end - 1).end}, keys);
+  const PositionRun reach = KeysSeen(p.mask, queries, keys);
   if (reach.begin == reach.end) return;
   const int64_t begin = (reach.begin - keys.begin) / kPanel * kPanel;
   const int64_t end = (reach.end - keys.begin + kPanel - 1) / kPanel * kPanel;
@@ -192,9 +191,7 @@ void AttentionBackwardChunk(const AttentionBwdParams& p, int32_t slot, PositionR
   for (int64_t key = key_chunk.begin; key < key_chunk.end; key += tile.key_tile) {
     const PositionRun keys = {key, std::min(key_chunk.end, key + tile.key_tile)};
     const int64_t first = key - p.keys.begin, count = keys.end - keys.begin;
-    const PositionRun queries = Intersection(
-        {VisibleQueries(p.mask, keys.begin).begin, VisibleQueries(p.mask, keys.end - 1).end},
-        query_chunk);
+    const PositionRun queries = QueriesSeeing(p.mask, keys, query_chunk);
     if (queries.begin == queries.end) continue;
     Transpose(p.k, first, slot, count, tile, tile.keys_t);
     Transpose(p.v, first, slot, count, tile, tile.values_t);
@@ -240,13 +237,6 @@ PositionRun Chunk(PositionRun run, int64_t index, int64_t count) {
   return Intersection({run.begin + index * size, run.begin + (index + 1) * size}, run);
 }
 
-bool Meet(const AttentionMask& mask, PositionRun queries, PositionRun keys) {
-  if (queries.begin >= queries.end || keys.begin >= keys.end) return false;
-  const PositionRun seen = Intersection(
-      {VisibleKeys(mask, queries.begin).begin, VisibleKeys(mask, queries.end - 1).end}, keys);
-  return seen.begin < seen.end;
-}
-
 // The slots some head reads, ascending.
 std::vector<int32_t> UsedSlots(const AttentionBwdParams& p) {
   std::vector<int32_t> slots = p.kv_slot;
@@ -286,9 +276,9 @@ absl::Status Backend::Run(const AttentionBwdParams& p, Workspace, ExecContext& c
     pairs.clear();
     for (int32_t slot : slots) {
       for (int64_t j = 0; j < chunks; ++j) {
-        const ChunkPair pair = {slot, Chunk(p.queries, (j + round) % chunks, chunks),
-                                Chunk(p.keys, j, chunks)};
-        if (Meet(p.mask, pair.queries, pair.keys)) pairs.push_back(pair);
+        const PositionRun queries = Chunk(p.queries, (j + round) % chunks, chunks);
+        const PositionRun keys = KeysSeen(p.mask, queries, Chunk(p.keys, j, chunks));
+        if (keys.begin < keys.end) pairs.push_back({slot, queries, keys});
       }
     }
     context.parallel.Run(pairs.size(), [&](int64_t begin, int64_t end, int) {

@@ -201,8 +201,7 @@ void LoadQueries(const AttentionBwdParams& p, int64_t head, PositionRun queries,
 // The queries of one tile meet the loaded key tile; `next` will be the queries after them.
 void BackwardQueries(const AttentionBwdParams& p, int64_t head, PositionRun queries,
                      PositionRun next, PositionRun keys, BackwardTile& tile) {
-  const PositionRun reach = Intersection(
-      {VisibleKeys(p.mask, queries.begin).begin, VisibleKeys(p.mask, queries.end - 1).end}, keys);
+  const PositionRun reach = KeysSeen(p.mask, queries, keys);
   if (reach.begin == reach.end) return;
   const int64_t count = queries.end - queries.begin, rows = RoundUp(count, kBf16Rows);
   const int64_t begin = (reach.begin - keys.begin) / kBf16Panel * kBf16Panel;
@@ -243,9 +242,7 @@ void AttentionBackwardChunkBf16(const AttentionBwdParams& p, int32_t slot, Posit
   for (int64_t key = key_chunk.begin; key < key_chunk.end; key += kKeyTile) {
     const PositionRun keys = {key, std::min(key_chunk.end, key + kKeyTile)};
     const int64_t first = key - p.keys.begin, count = keys.end - keys.begin;
-    const PositionRun queries = Intersection(
-        {VisibleQueries(p.mask, keys.begin).begin, VisibleQueries(p.mask, keys.end - 1).end},
-        query_chunk);
+    const PositionRun queries = QueriesSeeing(p.mask, keys, query_chunk);
     if (queries.begin == queries.end) continue;
     PackColumns(p.k, first, slot, count, tile.pairs, 0, tile.keys_t);
     PackColumns(p.v, first, slot, count, tile.pairs, 0, tile.values_t);

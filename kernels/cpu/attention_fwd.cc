@@ -5,10 +5,12 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/cpu/attention_bf16.h"
 #include "kernels/cpu/attention_mask.h"
+#include "kernels/cpu/attention_merge.h"
 #include "kernels/cpu/attention_tiles.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/isa.h"
@@ -142,35 +144,42 @@ void LoadQueries(const AttentionFwdParams& p, int64_t head, int64_t first, int64
   }
 }
 
+// One row of o from the sums of its column.
+template <typename Out>
+HWY_INLINE void StoreRow(const float* column, RowWeights weights, int64_t head_dim, Out* o) {
+  for (int64_t e = 0; e < head_dim; ++e) {
+    float value = column[e * kPanel] * weights.fresh;
+    if constexpr (std::is_same_v<Out, BFloat16>) {
+      o[e] = BFloat16::From(value);
+    } else {
+      if (weights.kept != 0) value += weights.kept * o[e];
+      o[e] = value;
+    }
+  }
+}
+
 void StoreOutputs(const AttentionFwdParams& p, int64_t head, int64_t first, int64_t count,
                   const ForwardBlock& block) {
   const int64_t head_dim = p.q.shape[2];
   for (int64_t i = 0; i < count; ++i) {
     const float* column = block.out + i / kPanel * head_dim * kPanel + i % kPanel;
-    const bool blind = block.sum[i] == 0;
-    const float inverse = blind ? 0.0f : 1.0f / block.sum[i];
-    if (p.o.dtype == DType::kFloat32) {
-      auto* o = static_cast<float*>(p.o.At(first + i, head));
-      for (int64_t e = 0; e < head_dim; ++e) o[e] = column[e * kPanel] * inverse;
-    } else {
-      auto* o = static_cast<BFloat16*>(p.o.At(first + i, head));
-      for (int64_t e = 0; e < head_dim; ++e) o[e] = BFloat16::From(column[e * kPanel] * inverse);
-    }
-    *Ptr(p.lse, head, first + i) =
-        blind ? -std::numeric_limits<float>::infinity()
-              : static_cast<float>(block.max[i] * kLn2 + std::log(double{block.sum[i]}));
+    const RowWeights weights = FinishRow(p, head, first + i, block.max[i], block.sum[i]);
+    if (weights.unchanged()) continue;
+    WithStorageType(p.o.dtype, [&](auto storage) HWY_ATTR {
+      StoreRow(column, weights, head_dim, Ptr<decltype(storage)>(p.o, first + i, head));
+    });
   }
 }
 
-// Queries [first, first + count) of one head, count <= AttentionQueryBlock(head_dim).
-void AttentionForwardBlock(const AttentionFwdParams& p, int64_t head, int64_t first,
-                           int64_t count) {
+// Queries [begin, end) of one head, at most AttentionQueryBlock(head_dim), which see keys within
+// `reach` only.
+void AttentionForwardBlock(const AttentionFwdParams& p, int64_t head, PositionRun block_queries,
+                           PositionRun reach) {
   ForwardBlock block;
+  const auto [begin, end] = block_queries;
+  const int64_t first = begin - p.queries.begin, count = end - begin;
   const int64_t panels = (count + kPanel - 1) / kPanel;
   LoadQueries(p, head, first, count, panels, block);
-  const int64_t begin = p.queries.begin + first, end = begin + count;
-  const PositionRun reach =
-      Intersection({VisibleKeys(p.mask, begin).begin, VisibleKeys(p.mask, end - 1).end}, p.keys);
   const int32_t slot = p.kv_slot[head];
   const int64_t head_dim = p.q.shape[2];
   for (int64_t key = reach.begin; key < reach.end; key += kKeyTile) {
@@ -186,8 +195,7 @@ void AttentionForwardBlock(const AttentionFwdParams& p, int64_t head, int64_t fi
     for (int64_t panel = 0; panel < panels; ++panel) {
       const int64_t query = begin + panel * kPanel;
       const PositionRun queries = {query, std::min(end, query + kPanel)};
-      const PositionRun keys = Intersection(tile, {VisibleKeys(p.mask, queries.begin).begin,
-                                                   VisibleKeys(p.mask, queries.end - 1).end});
+      const PositionRun keys = KeysSeen(p.mask, queries, tile);
       if (keys.begin == keys.end) continue;
       const int64_t skipped = keys.begin - tile.begin;
       ForwardTile(p, queries, keys, {k.data + skipped * k.stride, k.stride},
@@ -229,11 +237,15 @@ absl::Status Backend::Run(const AttentionFwdParams& p, Workspace, ExecContext& c
   context.parallel.Run(heads * blocks, [&](int64_t begin, int64_t end, int) {
     for (int64_t index = begin; index < end; ++index) {
       const int64_t first = BalancedBlock(index % blocks, blocks) * size;
-      const int64_t count = std::min(size, tokens - first);
-      if (bf16_products) {
-        AttentionForwardBlockBf16(p, index / blocks, first, count);
+      const int64_t count = std::min(size, tokens - first), head = index / blocks;
+      const PositionRun queries = {p.queries.begin + first, p.queries.begin + first + count};
+      const PositionRun keys = KeysSeen(p.mask, queries, p.keys);
+      if (keys.begin == keys.end) {
+        FinishUnseen(p, head, first, count);
+      } else if (bf16_products) {
+        AttentionForwardBlockBf16(p, head, queries, keys);
       } else {
-        HWY_DYNAMIC_DISPATCH(AttentionForwardBlock)(p, index / blocks, first, count);
+        HWY_DYNAMIC_DISPATCH(AttentionForwardBlock)(p, head, queries, keys);
       }
     }
   });

@@ -8,6 +8,7 @@
 #include "kernels/cpu/attention_bf16-inl.h"
 #include "kernels/cpu/attention_bf16.h"
 #include "kernels/cpu/attention_mask.h"
+#include "kernels/cpu/attention_merge.h"
 #include "kernels/cpu/attention_tiles.h"
 
 UPIPE_BF16_BEGIN
@@ -198,35 +199,46 @@ void LoadQueries(const AttentionFwdParams& p, int64_t head, int64_t first, int64
   std::fill_n(block.sum, panels * kBf16Panel, 0.0f);
 }
 
+// One row of o, 16 numbers of `row` at a time; `row` is padded to whole vectors.
+void StoreRow(const float* row, float kept, int64_t head_dim, void* o, DType dtype) {
+  for (int64_t e = 0; e < head_dim; e += kBf16Lanes) {
+    const __mmask16 inside = FirstLanes(head_dim - e);
+    __m512 value = _mm512_load_ps(row + e);
+    if (dtype == DType::kBFloat16) {
+      _mm256_mask_storeu_epi16(static_cast<uint16_t*>(o) + e, inside,
+                               (__m256i)_mm512_cvtneps_pbh(value));
+      continue;
+    }
+    float* out = static_cast<float*>(o) + e;
+    if (kept != 0) {
+      value = _mm512_fmadd_ps(_mm512_set1_ps(kept), _mm512_maskz_loadu_ps(inside, out), value);
+    }
+    _mm512_mask_storeu_ps(out, inside, value);
+  }
+}
+
 void StoreOutputs(const AttentionFwdParams& p, int64_t head, int64_t first, int64_t count,
                   const ForwardBlock& block) {
   const int64_t head_dim = p.q.shape[2];
   for (int64_t i = 0; i < count; ++i) {
     const float* column = block.out + i / kBf16Panel * block.width * kBf16Panel + i % kBf16Panel;
-    auto* o = static_cast<uint16_t*>(p.o.At(first + i, head));
-    const bool blind = block.sum[i] == 0;
-    const float inverse = blind ? 0.0f : 1.0f / block.sum[i];
+    const RowWeights weights = FinishRow(p, head, first + i, block.max[i], block.sum[i]);
+    if (weights.unchanged()) continue;
     alignas(64) float row[RoundUp(kMaxHeadDim, kBf16Lanes)] = {};
-    for (int64_t e = 0; e < head_dim; ++e) row[e] = column[e * kBf16Panel] * inverse;
-    for (int64_t e = 0; e < head_dim; e += kBf16Lanes) {
-      _mm256_mask_storeu_epi16(o + e, FirstLanes(head_dim - e),
-                               (__m256i)_mm512_cvtneps_pbh(_mm512_load_ps(row + e)));
-    }
-    *static_cast<float*>(p.lse.At(head, first + i)) =
-        blind ? kHidden : static_cast<float>(block.max[i] * kLn2 + std::log(double{block.sum[i]}));
+    for (int64_t e = 0; e < head_dim; ++e) row[e] = column[e * kBf16Panel] * weights.fresh;
+    StoreRow(row, weights.kept, head_dim, p.o.At(first + i, head), p.o.dtype);
   }
 }
 
 }  // namespace
 
-void AttentionForwardBlockBf16(const AttentionFwdParams& p, int64_t head, int64_t first,
-                               int64_t count) {
+void AttentionForwardBlockBf16(const AttentionFwdParams& p, int64_t head, PositionRun block_queries,
+                               PositionRun reach) {
   ForwardBlock block;
+  const auto [begin, end] = block_queries;
+  const int64_t first = begin - p.queries.begin, count = end - begin;
   LoadQueries(p, head, first, count, block);
   const int32_t slot = p.kv_slot[head];
-  const int64_t begin = p.queries.begin + first, end = begin + count;
-  const PositionRun reach =
-      Intersection({VisibleKeys(p.mask, begin).begin, VisibleKeys(p.mask, end - 1).end}, p.keys);
   for (int64_t key = reach.begin; key < reach.end; key += kKeyTile) {
     const PositionRun tile = {key, std::min(reach.end, key + kKeyTile)};
     PackTile(p, slot, key - p.keys.begin, tile.end - tile.begin, block);
@@ -237,8 +249,7 @@ void AttentionForwardBlockBf16(const AttentionFwdParams& p, int64_t head, int64_
         ComingRows(p.v, next.begin - p.keys.begin, slot, next.end - next.begin, kKeyTile);
     for (int64_t query = begin, panel = 0; query < end; query += kBf16Panel, ++panel) {
       const PositionRun queries = {query, std::min(end, query + kBf16Panel)};
-      PositionRun keys = Intersection(tile, {VisibleKeys(p.mask, queries.begin).begin,
-                                             VisibleKeys(p.mask, queries.end - 1).end});
+      PositionRun keys = KeysSeen(p.mask, queries, tile);
       if (keys.begin == keys.end) continue;
       keys.begin -= (keys.begin - tile.begin) % kBf16Rows;  // whole pairs, whole packed rows
       ForwardTile(p, queries, tile, keys, panel, block);

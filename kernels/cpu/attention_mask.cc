@@ -39,6 +39,18 @@ PositionRun VisibleQueries(const AttentionMask& mask, int64_t key) {
   return queries;
 }
 
+PositionRun KeysSeen(const AttentionMask& mask, PositionRun queries, PositionRun keys) {
+  if (queries.begin >= queries.end) return {keys.begin, keys.begin};
+  return Intersection(
+      {VisibleKeys(mask, queries.begin).begin, VisibleKeys(mask, queries.end - 1).end}, keys);
+}
+
+PositionRun QueriesSeeing(const AttentionMask& mask, PositionRun keys, PositionRun queries) {
+  if (keys.begin >= keys.end) return {queries.begin, queries.begin};
+  return Intersection(
+      {VisibleQueries(mask, keys.begin).begin, VisibleQueries(mask, keys.end - 1).end}, queries);
+}
+
 PositionRun Intersection(PositionRun a, PositionRun b) {
   const int64_t begin = std::max(a.begin, b.begin);
   return {begin, std::max(begin, std::min(a.end, b.end))};

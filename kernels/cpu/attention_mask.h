@@ -12,6 +12,11 @@ namespace upipe::kernels::cpu {
 PositionRun VisibleKeys(const AttentionMask& mask, int64_t query);
 PositionRun VisibleQueries(const AttentionMask& mask, int64_t key);
 
+// Of `keys`, those that some query of the run sees, and of `queries`, those that see some key of
+// the run: one interval each, begin = end when there is none.
+PositionRun KeysSeen(const AttentionMask& mask, PositionRun queries, PositionRun keys);
+PositionRun QueriesSeeing(const AttentionMask& mask, PositionRun keys, PositionRun queries);
+
 // The part of both runs; begin = end when there is none.
 PositionRun Intersection(PositionRun a, PositionRun b);
 

@@ -4,8 +4,11 @@
 #include <cblas.h>
 
 #include <algorithm>
+#include <limits>
+#include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "common/status.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/matmul_bf16.h"
@@ -60,14 +63,36 @@ absl::Status Multiply(const MatmulParams& p, const MatmulPiece& piece, void* scr
   return absl::OkStatus();
 }
 
+// OpenBLAS takes the distance between rows as a 32-bit number and would cut it short in silence.
+absl::Status CheckRowStrides(const MatmulParams& p) {
+  constexpr int64_t kMost = std::numeric_limits<blasint>::max();
+  for (const auto& [field, view] : {std::pair{"a", &p.a}, {"b", &p.b}, {"c", &p.c}}) {
+    if (view->stride[0] <= kMost) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("matmul: rows of ", field, " are ", view->stride[0],
+                     " elements apart, must be at most ", kMost, ", what OpenBLAS can express"));
+  }
+  return absl::OkStatus();
+}
+
+// Of a view with one row the distance between rows says nothing; the libraries want it to hold the
+// row all the same, and OpenBLAS leaves the product undone where it does not.
+TensorView WithRoomForOneRow(TensorView view) {
+  if (view.shape[0] == 1) view.stride[0] = view.shape[1];
+  return view;
+}
+
 }  // namespace
 
 int64_t Backend::WorkspaceBytes(const MatmulParams& p) {
   return p.a.dtype == DType::kBFloat16 ? Bf16WorkspaceBytes(p) : 0;
 }
 
-absl::Status Backend::Run(const MatmulParams& p, Workspace workspace, ExecContext& context) {
-  if (p.c.num_elements() == 0) return absl::OkStatus();
+absl::Status Backend::Run(const MatmulParams& given, Workspace workspace, ExecContext& context) {
+  if (given.c.num_elements() == 0) return absl::OkStatus();
+  MatmulParams p = given;
+  for (TensorView* view : {&p.a, &p.b, &p.c}) *view = WithRoomForOneRow(*view);
+  UPIPE_RETURN_IF_ERROR(CheckRowStrides(p));
   const bool bf16 = p.a.dtype == DType::kBFloat16;
   const int64_t block = bf16 ? kSplitBf16 : kSplitFp32;
   const int64_t blocks = (std::max(p.c.shape[0], p.c.shape[1]) + block - 1) / block;

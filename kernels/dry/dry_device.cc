@@ -5,8 +5,9 @@
 namespace upipe::kernels {
 namespace {
 
-// An address no process maps data at, and room for any step.
+// Addresses no process maps data at, and room for any step.
 constexpr uintptr_t kFakeBase = uintptr_t{1} << 60;
+constexpr uintptr_t kFakeHostBase = uintptr_t{1} << 61;
 constexpr int64_t kUnlimitedBytes = int64_t{1} << 58;
 
 class DryStream final : public Stream {
@@ -26,20 +27,29 @@ class DryStream final : public Stream {
 DryDevice::DryDevice(std::string backend, std::unique_ptr<OpTable> stands_for)
     : backend_(std::move(backend)),
       ops_(std::move(stands_for), &counts_),
-      allocator_({.base = reinterpret_cast<void*>(kFakeBase), .arena_bytes = kUnlimitedBytes}) {}
+      allocator_({.base = reinterpret_cast<void*>(kFakeBase), .arena_bytes = kUnlimitedBytes}),
+      host_allocator_({.name = "host",
+                       .base = reinterpret_cast<void*>(kFakeHostBase),
+                       .arena_bytes = kUnlimitedBytes}) {}
 
 std::unique_ptr<Stream> DryDevice::CreateStream(std::string name) {
   return std::make_unique<DryStream>(std::move(name));
 }
 
-void DryDevice::CopyToHost(void*, const void*, int64_t bytes, Stream&) {
-  ++counts_.copies_to_host;
-  counts_.bytes_to_host += bytes;
+std::unique_ptr<Stream> DryDevice::CreateHostStream(std::string name) {
+  return CreateStream(std::move(name));
 }
 
-void DryDevice::CopyFromHost(void*, const void*, int64_t bytes, Stream&) {
+void DryDevice::CopyRowsToHost(const RowsCopy& copy, Stream&) {
+  CheckRows(copy);
+  ++counts_.copies_to_host;
+  counts_.bytes_to_host += copy.bytes();
+}
+
+void DryDevice::CopyRowsFromHost(const RowsCopy& copy, Stream&) {
+  CheckRows(copy);
   ++counts_.copies_from_host;
-  counts_.bytes_from_host += bytes;
+  counts_.bytes_from_host += copy.bytes();
 }
 
 }  // namespace upipe::kernels

@@ -22,9 +22,13 @@ class DryDevice final : public Device {
   Allocator& allocator() override { return allocator_; }
   OpTable& ops() override { return ops_; }
   std::unique_ptr<Stream> CreateStream(std::string name) override;
-  void CopyToHost(void* host, const void* device, int64_t bytes, Stream& stream) override;
-  void CopyFromHost(void* device, const void* host, int64_t bytes, Stream& stream) override;
+  Allocator& host_allocator() override { return host_allocator_; }
+  OpTable& host_ops() override { return ops_; }
+  std::unique_ptr<Stream> CreateHostStream(std::string name) override;
+  void CopyRowsToHost(const RowsCopy& copy, Stream& stream) override;
+  void CopyRowsFromHost(const RowsCopy& copy, Stream& stream) override;
 
+  // Of all ops, on the device and on the host.
   const DryCounts& counts() const { return counts_; }
   void ResetCounts() { counts_ = DryCounts(); }
 
@@ -33,6 +37,7 @@ class DryDevice final : public Device {
   DryCounts counts_;
   DryOpTable ops_;
   Allocator allocator_;
+  Allocator host_allocator_;
 };
 
 }  // namespace upipe::kernels

@@ -17,6 +17,7 @@ class DryOpTable final : public OpTable {
   DryOpTable(std::unique_ptr<OpTable> stands_for, DryCounts* counts);
 
   int64_t WorkspaceBytes(const OpParams& params) const override;
+  bool AttentionBwdReadsOutput() const override { return stands_for_->AttentionBwdReadsOutput(); }
   absl::Status Enqueue(const OpParams& params, Workspace workspace, Stream& stream) override;
 
  private:

@@ -1,4 +1,4 @@
-// One anonymous mapping that never grows: a CPU rank's device memory.
+// One anonymous mapping that never grows: a CPU rank's device memory, or its host memory.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +18,9 @@ class HostArena {
 
   void* base() const { return base_; }  // page aligned
   int64_t bytes() const { return bytes_; }
+  // Whether all, or any, of [begin, begin + bytes) lies in it.
+  bool Contains(const void* begin, int64_t bytes) const;
+  bool Overlaps(const void* begin, int64_t bytes) const;
 
  private:
   HostArena(void* base, int64_t bytes) : base_(base), bytes_(bytes) {}

@@ -1,5 +1,5 @@
-// A share of this machine's CPUs as a device: an arena, loop threads, streams that are threads, and
-// the injected ops.
+// A share of this machine's CPUs as a device: an arena for each of device and host memory, loop
+// threads, streams that are threads, and the injected ops.
 #pragma once
 
 #include <memory>
@@ -20,6 +20,7 @@ class HostDevice final : public Device {
   struct Options {
     std::string name = "cpu";
     int64_t arena_bytes = 0;
+    int64_t host_bytes = 0;  // of the second arena
     bool prefault = false;
     int num_threads = 1;
     std::vector<int> cpus;  // where threads of the device run; none = anywhere
@@ -28,7 +29,7 @@ class HostDevice final : public Device {
     bool poison_freed = false;
   };
 
-  // InvalidArgument for bad counts or CPUs, ResourceExhausted when the arena cannot be mapped.
+  // InvalidArgument for bad counts or CPUs, ResourceExhausted when an arena cannot be mapped.
   static absl::StatusOr<std::unique_ptr<HostDevice>> Create(const Options& options,
                                                             std::unique_ptr<OpTable> ops);
   // Streams made here must be gone, and buffers freed.
@@ -38,18 +39,23 @@ class HostDevice final : public Device {
   Allocator& allocator() override { return allocator_; }
   OpTable& ops() override { return *ops_; }
   std::unique_ptr<Stream> CreateStream(std::string name) override;
-  void CopyToHost(void* host, const void* device, int64_t bytes, Stream& stream) override;
-  void CopyFromHost(void* device, const void* host, int64_t bytes, Stream& stream) override;
+  Allocator& host_allocator() override { return host_allocator_; }
+  OpTable& host_ops() override { return *ops_; }
+  std::unique_ptr<Stream> CreateHostStream(std::string name) override;
+  void CopyRowsToHost(const RowsCopy& copy, Stream& stream) override;
+  void CopyRowsFromHost(const RowsCopy& copy, Stream& stream) override;
 
  private:
-  HostDevice(const Options& options, std::unique_ptr<OpTable> ops,
-             std::unique_ptr<HostArena> arena);
+  HostDevice(const Options& options, std::unique_ptr<OpTable> ops, std::unique_ptr<HostArena> arena,
+             std::unique_ptr<HostArena> host_arena);
 
   const Options options_;
   const std::unique_ptr<OpTable> ops_;
   const std::unique_ptr<HostArena> arena_;
+  const std::unique_ptr<HostArena> host_arena_;
   const std::shared_ptr<HostParallelFor> parallel_;  // each stream holds a share
   Allocator allocator_;
+  Allocator host_allocator_;
 };
 
 }  // namespace upipe::kernels

@@ -31,6 +31,26 @@ double Dot(const TensorView& a, int64_t i, int64_t head_a, const TensorView& b, 
   return sum;
 }
 
+void Store(const AttentionFwdParams& p, int64_t head, int64_t i, const std::vector<double>& out,
+           double lse) {
+  for (int64_t d = 0; d < p.o.shape[2]; ++d) At(p.o, i, head, d) = out[d];
+  At(p.lse, head, i) = lse;
+}
+
+// The result of this run joins the one that o and lse hold.
+void Merge(const AttentionFwdParams& p, int64_t head, int64_t i, std::vector<double>& out,
+           double lse) {
+  const double before = At(p.lse, head, i);
+  if (lse == -kInfinity) return;
+  if (before == -kInfinity) return Store(p, head, i, out, lse);
+  const double max = std::max(lse, before);
+  const double kept = std::exp(before - max), fresh = std::exp(lse - max), total = kept + fresh;
+  for (int64_t d = 0; d < p.o.shape[2]; ++d) {
+    out[d] = (kept * At(p.o, i, head, d) + fresh * out[d]) / total;
+  }
+  Store(p, head, i, out, max + std::log(total));
+}
+
 }  // namespace
 
 absl::Status Backend::Run(const AttentionFwdParams& p, Workspace, ExecContext&) {
@@ -53,8 +73,13 @@ absl::Status Backend::Run(const AttentionFwdParams& p, Workspace, ExecContext&) 
         sum += weight;
         for (int64_t d = 0; d < head_dim; ++d) out[d] += weight * At(p.v, j, slot, d);
       }
-      At(p.lse, head, i) = sum == 0 ? -kInfinity : max + std::log(sum);
-      for (int64_t d = 0; d < head_dim; ++d) At(p.o, i, head, d) = sum == 0 ? 0.0 : out[d] / sum;
+      const double lse = sum == 0 ? -kInfinity : max + std::log(sum);
+      for (double& element : out) element = sum == 0 ? 0.0 : element / sum;
+      if (p.merge) {
+        Merge(p, head, i, out, lse);
+      } else {
+        Store(p, head, i, out, lse);
+      }
     }
   }
   return absl::OkStatus();

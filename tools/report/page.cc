@@ -44,10 +44,11 @@ std::string Key(const std::vector<std::pair<std::string, std::string>>& names_an
   return absl::StrCat(out, "</div>\n");
 }
 
-std::string Saving(int64_t less, int64_t more) {
-  if (more == 0) return "";
-  return absl::StrFormat("%.0f %%",
-                         100.0 * (1.0 - static_cast<double>(less) / static_cast<double>(more)));
+// "38 % less than", or "more" when it is.
+std::string BesideOther(int64_t own, int64_t other) {
+  if (other == 0) return "beside";
+  const double saved = 100.0 * (1.0 - static_cast<double>(own) / static_cast<double>(other));
+  return absl::StrFormat("%.0f %% %s than", std::abs(saved), saved < 0 ? "more" : "less");
 }
 
 class Page {
@@ -57,7 +58,8 @@ class Page {
         record_(input.record),
         summary_(input.summary),
         plan_(input.record.job.plan()),
-        spec_(plan_.spec()) {}
+        spec_(plan_.spec()),
+        method_(MethodTitle(spec_.parallel().method())) {}
 
   std::string Render() const {
     return absl::StrCat(
@@ -78,7 +80,7 @@ class Page {
         summary_.failures.empty() ? "good" : "bad", "\">", Escape(summary_.state),
         "</span></h1>\n<p>", FormatCount(plan_.num_parameters()), " parameters trained on ",
         FormatCount(summary_.steps), " sequences of ", FormatTokenCount(spec_.train().context()),
-        " tokens by ", parallel.ranks(), " ranks with ", upipe ? "UPipe" : "Ulysses", " attention",
+        " tokens by ", parallel.ranks(), " ranks with ", method_, " attention",
         upipe ? absl::StrCat(", ", parallel.heads_per_stage(), " of ", spec_.model().num_heads(),
                              " heads at a time")
               : "",
@@ -105,12 +107,17 @@ class Page {
                           " tokens/s"),
              absl::StrFormat("%.2f s a step, %.0f %% of it in communication", summary_.step_seconds,
                              100 * summary_.comm_share)),
-        Tile("Peak memory of a rank", FormatBytes(summary_.measured_peak_bytes), same),
+        Tile("Peak memory of a rank", FormatBytes(summary_.measured_peak_bytes),
+             absl::StrCat(UsesHost()
+                              ? absl::StrCat("and ", FormatBytes(summary_.host_measured_peak_bytes),
+                                             " of host memory; ")
+                              : "",
+                          same)),
         Tile("Attention memory", FormatBytes(summary_.attention_peak_bytes),
-             absl::StrCat(
-                 Saving(summary_.attention_peak_bytes, summary_.ulysses_attention_planned_bytes),
-                 " less than Ulysses for this model (",
-                 FormatBytes(summary_.ulysses_attention_planned_bytes), ")")),
+             absl::StrCat(BesideOther(summary_.attention_peak_bytes,
+                                      summary_.ulysses_attention_planned_bytes),
+                          " Ulysses for this model (",
+                          FormatBytes(summary_.ulysses_attention_planned_bytes), ")")),
         "</div>\n");
   }
 
@@ -224,7 +231,7 @@ class Page {
 
   std::string StepMemory() const {
     StackChart upipe = StepStack(input_.profile);
-    upipe.title = "Memory through one step, UPipe";
+    upipe.title = "Memory through one step, " + method_;
     upipe.planned_peak = static_cast<double>(summary_.planned_peak_bytes);
     StackChart ulysses = StepStack(input_.ulysses_profile);
     ulysses.title = "Memory through one step, Ulysses";
@@ -237,7 +244,7 @@ class Page {
         "(kernel: " +
         Escape(plan_.attention_kernel()) + "). ";
     return absl::StrCat(
-        Card("Through one step: UPipe",
+        Card("Through one step: " + method_,
              words + "A layer's heads take turns: its " +
                  absl::StrCat(plan_.schedule().stages_size()) + " stages use the same buffers.",
              RenderStackChart(upipe), "wide"),
@@ -276,10 +283,11 @@ class Page {
   }
 
   std::string Attention() const {
-    BarChart chart = {.title = "Attention memory by category, UPipe beside Ulysses"};
+    BarChart chart = {
+        .title = absl::StrCat("Attention memory by category, ", method_, " beside Ulysses")};
     const bool measured = summary_.ulysses_attention_measured_bytes > 0;
-    BarSeries upipe = {"UPipe, measured", "--upipe", {}},
-              upipe_plan = {"UPipe, planned", "--upipe-plan", {}};
+    BarSeries upipe = {method_ + ", measured", "--upipe", {}},
+              upipe_plan = {method_ + ", planned", "--upipe-plan", {}};
     BarSeries ulysses = {"Ulysses, measured", "--ulysses", {}},
               ulysses_plan = {"Ulysses, planned", "--ulysses-plan", {}};
     const int ulysses_rank = FullestRank(record_.ulysses);
@@ -307,41 +315,60 @@ class Page {
     chart.series.push_back(ulysses_plan);
     std::vector<std::pair<std::string, std::string>> key;
     for (const BarSeries& series : chart.series) key.emplace_back(series.name, series.colour);
-    const double query = spec_.parallel().method() == v1::METHOD_ULYSSES
-                             ? 0.0
-                             : 1.0 - static_cast<double>(spec_.parallel().heads_per_stage()) /
-                                         static_cast<double>(spec_.model().num_heads());
-    return Card("Attention memory beside DeepSpeed-Ulysses",
-                absl::StrFormat("Each category's own peak on the fullest rank; \"together\" is the "
-                                "peak of their sum. Stage "
-                                "buffers of query size shrink by 1 - U/H = %.0f %%; outputs of all "
-                                "local tokens and their "
-                                "gradients stay, whatever the method.",
-                                100 * query),
-                absl::StrCat(Key(key), RenderBarChart(chart)));
+    // Query heads at a time over all ranks, of one query chunk.
+    const v1::HeadChunkSchedule& schedule = plan_.schedule();
+    const double at_a_time =
+        static_cast<double>(schedule.heads_per_rank() * schedule.ulysses_ranks()) /
+        static_cast<double>(schedule.query_chunks());
+    const double query = std::max(0.0, 1.0 - at_a_time / static_cast<double>(schedule.num_heads()));
+    return Card(
+        "Attention memory beside DeepSpeed-Ulysses",
+        absl::StrFormat("Each category's own peak on the fullest rank; \"together\" is the "
+                        "peak of their sum. Stage "
+                        "buffers of query size shrink by 1 - U / (H n) = %.0f %%; outputs of all "
+                        "local tokens and their "
+                        "gradients stay, whatever the method.",
+                        100 * query),
+        absl::StrCat(Key(key), RenderBarChart(chart)));
+  }
+
+  bool UsesHost() const {
+    return summary_.host_planned_peak_bytes > 0 || summary_.host_measured_peak_bytes > 0;
+  }
+
+  // "peak, planned, arena" of one pool, or their headings.
+  static std::string PoolCells(const v1::MemoryUsage& measured, const v1::MemoryUsage& planned) {
+    return absl::StrCat("<td class=\"n\">", FormatCount(measured.peak_bytes()),
+                        "</td><td class=\"n\">", FormatCount(planned.peak_bytes()),
+                        "</td><td class=\"n\">", FormatBytes(measured.arena_bytes()), "</td>");
+  }
+  static std::string PoolHeadings(const std::string& pool) {
+    std::string cells;
+    for (const char* name : {"peak", "planned", "arena"})
+      absl::StrAppend(&cells, "<th class=\"n\">", pool, name, "</th>");
+    return cells;
   }
 
   std::string Ranks() const {
-    std::string rows =
-        "<table><thead><tr><th>rank</th><th>node</th><th class=\"n\">peak</th><th "
-        "class=\"n\">planned</th>"
-        "<th class=\"n\">arena</th><th class=\"n\">sent a step</th><th "
-        "class=\"n\">communication</th></tr></thead>\n";
+    std::string rows = absl::StrCat(
+        "<table><thead><tr><th>rank</th><th>node</th>", PoolHeadings(""),
+        UsesHost() ? PoolHeadings("host ") : "",
+        "<th class=\"n\">sent a step</th><th class=\"n\">communication</th></tr></thead>\n");
     for (size_t rank = 0; rank < record_.ranks.size(); ++rank) {
       const v1::StepReport& last = record_.ranks[rank].back();
       const auto& sent = last.bytes_sent_to_peer();
       const std::string node = static_cast<int>(rank) < record_.job.ranks_size()
                                    ? record_.job.ranks(static_cast<int>(rank)).node()
                                    : "";
-      absl::StrAppendFormat(&rows,
-                            "<tr><td>%d</td><td>%s</td><td class=\"n\">%s</td><td "
-                            "class=\"n\">%s</td><td class=\"n\">%s</td>"
-                            "<td class=\"n\">%s</td><td class=\"n\">%.0f %%</td></tr>\n",
-                            rank, Escape(node), FormatCount(last.memory().peak_bytes()),
-                            FormatCount(PlannedMemory(plan_, static_cast<int>(rank)).peak_bytes()),
-                            FormatBytes(last.memory().arena_bytes()),
-                            FormatBytes(std::accumulate(sent.begin(), sent.end(), int64_t{0})),
-                            100 * last.comm_seconds() / last.step_seconds());
+      const v1::RankPlan& plan = plan_.ranks(static_cast<int>(rank));
+      absl::StrAppendFormat(
+          &rows,
+          "<tr><td>%d</td><td>%s</td>%s%s<td class=\"n\">%s</td><td class=\"n\">%.0f "
+          "%%</td></tr>\n",
+          rank, Escape(node), PoolCells(last.memory(), plan.memory()),
+          UsesHost() ? PoolCells(last.host_memory(), plan.host_memory()) : "",
+          FormatBytes(std::accumulate(sent.begin(), sent.end(), int64_t{0})),
+          100 * last.comm_seconds() / last.step_seconds());
     }
     return Card("Ranks", "Bytes measured and planned, of each trainer process, and its last step.",
                 absl::StrCat(rows, "</table>"), "wide");
@@ -402,6 +429,7 @@ class Page {
   const Summary& summary_;
   const v1::RunPlan& plan_;
   const v1::JobSpec& spec_;
+  const std::string method_;
 };
 
 }  // namespace

@@ -145,9 +145,26 @@ Machine ThisMachine() {
 
 }  // namespace
 
+std::string MethodTitle(v1::Method method) {
+  switch (method) {
+    case v1::METHOD_UPIPE:
+      return "UPipe";
+    case v1::METHOD_RING:
+      return "Ring";
+    case v1::METHOD_USP:
+      return "USP";
+    case v1::METHOD_FPDT:
+      return "FPDT";
+    default:
+      return "Ulysses";
+  }
+}
+
 v1::JobSpec AsUlysses(v1::JobSpec spec) {
   spec.mutable_parallel()->set_method(v1::METHOD_ULYSSES);
   spec.mutable_parallel()->clear_heads_per_stage();
+  spec.mutable_parallel()->clear_ring_ranks();
+  spec.mutable_memory()->clear_ring_kv();
   return spec;
 }
 

@@ -56,7 +56,10 @@ struct RunRecord {
 // FailedPrecondition.
 absl::StatusOr<RunRecord> ReadRun(const RunFiles& files);
 
-// The spec with method ulysses and nothing else changed.
+// The method's name as people write it in a sentence.
+std::string MethodTitle(v1::Method method);
+
+// The spec with method ulysses and no more changed than that asks for.
 v1::JobSpec AsUlysses(v1::JobSpec spec);
 
 const v1::MemoryUsage& PlannedMemory(const v1::RunPlan& plan, int rank);

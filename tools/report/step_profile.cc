@@ -57,12 +57,16 @@ class ProfilingDevice final : public kernels::Device {
   std::unique_ptr<kernels::Stream> CreateStream(std::string name) override {
     return device_.CreateStream(std::move(name));
   }
-  void CopyToHost(void* host, const void* device, int64_t bytes, kernels::Stream& stream) override {
-    device_.CopyToHost(host, device, bytes, stream);
+  kernels::Allocator& host_allocator() override { return device_.host_allocator(); }
+  kernels::OpTable& host_ops() override { return device_.host_ops(); }
+  std::unique_ptr<kernels::Stream> CreateHostStream(std::string name) override {
+    return device_.CreateHostStream(std::move(name));
   }
-  void CopyFromHost(void* device, const void* host, int64_t bytes,
-                    kernels::Stream& stream) override {
-    device_.CopyFromHost(device, host, bytes, stream);
+  void CopyRowsToHost(const kernels::RowsCopy& copy, kernels::Stream& stream) override {
+    device_.CopyRowsToHost(copy, stream);
+  }
+  void CopyRowsFromHost(const kernels::RowsCopy& copy, kernels::Stream& stream) override {
+    device_.CopyRowsFromHost(copy, stream);
   }
 
  private:
@@ -82,12 +86,16 @@ absl::StatusOr<std::vector<ProfileMoment>> ProfileStep(const v1::RunPlan& plan, 
                          kernels::CreateDryDevice(plan.spec().parallel().backend()));
   ProfilingDevice device(*dry);
   comm::DryCommunicator comm(rank, plan.spec().parallel().ranks());
-  const auto stream = device.CreateStream("compute");
-  const engine::RankContext context(device, *stream, comm, nullptr,
-                                    model::StorageTypeOf(plan.spec().train()));
+  const auto streams = engine::RankStreams::Create(device, rank);
+  const engine::RankContext context({.device = device,
+                                     .streams = streams,
+                                     .comm = comm,
+                                     .storage = model::StorageTypeOf(plan.spec().train()),
+                                     .mesh = parallel::Mesh::From(plan.spec().parallel())});
   UPIPE_ASSIGN_OR_RETURN(const auto step, train::TrainStep::Create(context, plan));
   device.ops().Clear();
-  UPIPE_RETURN_IF_ERROR(step->Run(1, {}).status());
+  const std::vector<train::HostTokens> sequences(plan.spec().train().gradient_accumulation());
+  UPIPE_RETURN_IF_ERROR(step->Run(1, sequences).status());
   device.ops().Note();
   return device.ops().moments();
 }

@@ -56,6 +56,15 @@ void AddSpeed(const RunRecord& record, Summary& summary) {
       static_cast<double>(record.job.ended_unix_millis() - record.job.started_unix_millis()) / 1e3;
 }
 
+void CheckPool(const char* pool, size_t rank, const v1::MemoryUsage& planned,
+               const v1::MemoryUsage& measured, Summary& summary) {
+  if (AsPlanned(planned, measured)) return;
+  summary.memory_as_planned = false;
+  summary.failures.push_back(absl::StrCat("rank ", rank, " used other ", pool,
+                                          " than planned: peak ", measured.peak_bytes(),
+                                          " bytes against ", planned.peak_bytes()));
+}
+
 void AddMemory(const RunRecord& record, Summary& summary) {
   const v1::RunPlan& plan = record.job.plan();
   const int rank = FullestRank(plan);
@@ -81,13 +90,14 @@ void AddMemory(const RunRecord& record, Summary& summary) {
   }
   summary.memory_as_planned = true;
   for (size_t r = 0; r < record.ranks.size(); ++r) {
-    if (!AsPlanned(PlannedMemory(plan, static_cast<int>(r)), record.ranks[r].back().memory())) {
-      summary.memory_as_planned = false;
-      summary.failures.push_back(
-          absl::StrCat("rank ", r, " used other memory than planned: peak ",
-                       record.ranks[r].back().memory().peak_bytes(), " bytes against ",
-                       PlannedMemory(plan, static_cast<int>(r)).peak_bytes()));
-    }
+    const v1::RankPlan& rank_plan = plan.ranks(static_cast<int>(r));
+    const v1::StepReport& report = record.ranks[r].back();
+    CheckPool("memory", r, rank_plan.memory(), report.memory(), summary);
+    CheckPool("host memory", r, rank_plan.host_memory(), report.host_memory(), summary);
+    summary.host_planned_peak_bytes =
+        std::max(summary.host_planned_peak_bytes, rank_plan.host_memory().peak_bytes());
+    summary.host_measured_peak_bytes =
+        std::max(summary.host_measured_peak_bytes, report.host_memory().peak_bytes());
   }
 }
 
@@ -195,6 +205,8 @@ nlohmann::json SummaryJson(const Summary& summary, const RunRecord& record) {
        {{"fullest_rank", summary.fullest_rank},
         {"planned_peak_bytes", summary.planned_peak_bytes},
         {"measured_peak_bytes", summary.measured_peak_bytes},
+        {"host_planned_peak_bytes", summary.host_planned_peak_bytes},
+        {"host_measured_peak_bytes", summary.host_measured_peak_bytes},
         {"as_planned_to_the_byte", summary.memory_as_planned},
         {"tags", tags}}},
       {"attention_peak", attention},
@@ -225,10 +237,16 @@ std::string SummaryText(const Summary& summary, const RunRecord& record) {
       Percent(summary.comm_share));
   absl::StrAppend(&text, "memory     peak of rank ", summary.fullest_rank, " ",
                   FormatBytes(summary.measured_peak_bytes), ", planned ",
-                  FormatBytes(summary.planned_peak_bytes),
+                  FormatBytes(summary.planned_peak_bytes));
+  if (summary.host_measured_peak_bytes > 0) {
+    absl::StrAppend(&text, "; host memory ", FormatBytes(summary.host_measured_peak_bytes),
+                    ", planned ", FormatBytes(summary.host_planned_peak_bytes));
+  }
+  absl::StrAppend(&text,
                   summary.memory_as_planned ? ": as planned on every rank, to the byte\n" : "\n");
-  absl::StrAppend(&text, "attention  peak ", FormatBytes(summary.attention_peak_bytes),
-                  " with UPipe, ", FormatBytes(summary.ulysses_attention_planned_bytes),
+  absl::StrAppend(&text, "attention  peak ", FormatBytes(summary.attention_peak_bytes), " with ",
+                  MethodTitle(record.job.plan().spec().parallel().method()), ", ",
+                  FormatBytes(summary.ulysses_attention_planned_bytes),
                   " with Ulysses for the same model\n");
   for (const std::string& failure : summary.failures)
     absl::StrAppend(&text, "FAILED     ", failure, "\n");

@@ -36,7 +36,9 @@ struct Summary {
   int fullest_rank = 0;
   int64_t planned_peak_bytes = 0;
   int64_t measured_peak_bytes = 0;
-  bool memory_as_planned = false;    // every rank and tag, to the byte
+  int64_t host_planned_peak_bytes = 0;  // of the pool of host memory, the largest over the ranks
+  int64_t host_measured_peak_bytes = 0;
+  bool memory_as_planned = false;    // every rank, pool and tag, to the byte
   std::vector<TagComparison> tags;   // tags that hold anything, in the order of the plan
   int64_t attention_peak_bytes = 0;  // joint peak of the attn_* tags, measured
   int64_t attention_planned_bytes = 0;

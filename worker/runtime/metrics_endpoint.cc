@@ -47,20 +47,18 @@ class PrometheusEndpoint : public MetricsEndpoint {
     labels["generation"] = absl::StrCat(attempt.generation);
     labels["rank"] = absl::StrCat(attempt.rank);
     Set(slot, info_, labels, 1);
-    Set(slot, planned_bytes_, Base(attempt.slot), static_cast<double>(attempt.planned_bytes));
+    Set(slot, planned_bytes_, WithPool(Base(attempt.slot), "device"),
+        static_cast<double>(attempt.planned_bytes));
+    Set(slot, planned_bytes_, WithPool(Base(attempt.slot), "host"),
+        static_cast<double>(attempt.planned_host_bytes));
   }
 
   void Observe(int index, const v1::StepReport& report) override {
     std::lock_guard lock(mutex_);
     Slot& slot = slots_[index];
     const Labels base = Base(index);
-    for (const v1::TagBytes& tag : report.memory().tags()) {
-      Labels labels = base;
-      labels["tag"] = tag.tag();
-      Set(slot, memory_bytes_, labels, static_cast<double>(tag.bytes()));
-      Set(slot, tag_peak_bytes_, labels, static_cast<double>(tag.peak_bytes()));
-    }
-    Set(slot, memory_peak_bytes_, base, static_cast<double>(report.memory().peak_bytes()));
+    SetMemory(slot, base, "device", report.memory());
+    SetMemory(slot, base, "host", report.host_memory());
     Set(slot, attention_peak_bytes_, base,
         static_cast<double>(report.memory().attention_peak_bytes()));
     Set(slot, loss_, base, report.loss());
@@ -95,6 +93,19 @@ class PrometheusEndpoint : public MetricsEndpoint {
   Labels Base(int slot) const {
     return {{"worker", names_.worker}, {"node", names_.node}, {"slot", absl::StrCat(slot)}};
   }
+  static Labels WithPool(Labels labels, const char* pool) {
+    labels["pool"] = pool;
+    return labels;
+  }
+  void SetMemory(Slot& slot, const Labels& base, const char* pool, const v1::MemoryUsage& usage) {
+    for (const v1::TagBytes& tag : usage.tags()) {
+      Labels labels = WithPool(base, pool);
+      labels["tag"] = tag.tag();
+      Set(slot, memory_bytes_, labels, static_cast<double>(tag.bytes()));
+      Set(slot, tag_peak_bytes_, labels, static_cast<double>(tag.peak_bytes()));
+    }
+    Set(slot, memory_peak_bytes_, WithPool(base, pool), static_cast<double>(usage.peak_bytes()));
+  }
   void Set(Slot& slot, GaugeFamily& family, const Labels& labels, double value) {
     prometheus::Gauge& gauge = family.Add(labels);
     gauge.Set(value);
@@ -116,14 +127,15 @@ class PrometheusEndpoint : public MetricsEndpoint {
   std::map<int, Slot> slots_;
   GaugeFamily& info_ = Gauge("upipe_attempt_info", "1 for the attempt that holds the slot.");
   GaugeFamily& memory_bytes_ =
-      Gauge("upipe_memory_bytes", "Bytes allocated between steps, by tag.");
+      Gauge("upipe_memory_bytes", "Bytes allocated between steps, by pool and tag.");
   GaugeFamily& tag_peak_bytes_ =
       Gauge("upipe_memory_tag_peak_bytes", "Each tag's own peak, also inside steps.");
   GaugeFamily& attention_peak_bytes_ =
       Gauge("upipe_attention_peak_bytes", "Joint peak of the attn_* tags.");
-  GaugeFamily& memory_peak_bytes_ = Gauge("upipe_memory_peak_bytes", "Live peak over all tags.");
+  GaugeFamily& memory_peak_bytes_ =
+      Gauge("upipe_memory_peak_bytes", "Live peak of a pool over all tags.");
   GaugeFamily& planned_bytes_ =
-      Gauge("upipe_memory_planned_bytes", "The plan's peak of this rank.");
+      Gauge("upipe_memory_planned_bytes", "The plan's peak of this rank, by pool.");
   GaugeFamily& loss_ = Gauge("upipe_loss", "Loss of the last step, nats per token, all ranks.");
   GaugeFamily& tokens_per_second_ =
       Gauge("upipe_tokens_per_second", "Of the last step, all ranks.");

@@ -15,7 +15,8 @@ struct AttemptInfo {
   std::string job;
   int64_t generation = 0;
   int rank = 0;
-  int64_t planned_bytes = 0;  // the plan's peak of this rank
+  int64_t planned_bytes = 0;       // the plan's peak of this rank's device memory
+  int64_t planned_host_bytes = 0;  // and of its host memory
 };
 
 // Thread-safe.

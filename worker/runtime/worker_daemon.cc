@@ -268,8 +268,10 @@ void Daemon::Do(const LaunchRank& action) {
   const Rank& rank = state_.ranks.at(action.key);
   const v1::RunPlan& plan = rank.start->plan();
   AttemptInfo info{action.slot, action.job, action.generation, action.key.rank};
-  if (action.key.rank < plan.ranks_size())
+  if (action.key.rank < plan.ranks_size()) {
     info.planned_bytes = plan.ranks(action.key.rank).memory().peak_bytes();
+    info.planned_host_bytes = plan.ranks(action.key.rank).host_memory().peak_bytes();
+  }
   metrics_->BeginAttempt(info);
   LaunchSpec spec{action.key,
                   action.job,

@@ -4,7 +4,7 @@
 
 namespace upipe::comm {
 
-DryCommunicator::DryCommunicator(int rank, int size) : traffic_(rank, size) {}
+DryCommunicator::DryCommunicator(int rank, int size) : Communicator(size), traffic_(rank, size) {}
 
 absl::Status DryCommunicator::Finish(const absl::Status& validity, kernels::Stream& stream) {
   if (!validity.ok()) error_.Set(validity);
@@ -17,18 +17,19 @@ absl::Status DryCommunicator::AllToAllV(const AllToAllVParams& params, kernels::
   return Finish(traffic_.AddAllToAllV(params), stream);
 }
 
-absl::Status DryCommunicator::AllGather(const void* send, void* receive, int64_t bytes,
-                                        kernels::Stream& stream) {
-  return Finish(traffic_.AddAllGather(send, receive, bytes), stream);
+absl::Status DryCommunicator::AllGather(const RankGroup& group, const void* send, void* receive,
+                                        int64_t bytes, kernels::Stream& stream) {
+  return Finish(traffic_.AddAllGather(group, send, receive, bytes), stream);
 }
 
-absl::Status DryCommunicator::ReduceScatter(const float* send, float* receive, int64_t count,
-                                            void* scratch, kernels::Stream& stream) {
-  return Finish(traffic_.AddReduceScatter(send, receive, count, scratch), stream);
+absl::Status DryCommunicator::ReduceScatter(const RankGroup& group, const float* send,
+                                            float* receive, int64_t count, void* scratch,
+                                            kernels::Stream& stream) {
+  return Finish(traffic_.AddReduceScatter(group, send, receive, count, scratch), stream);
 }
 
-int64_t DryCommunicator::ReduceScatterScratchBytes(int64_t count) const {
-  return ReduceScatterScratchBytesFor(size(), count);
+int64_t DryCommunicator::ReduceScatterScratchBytes(int group_size, int64_t count) const {
+  return ReduceScatterScratchBytesFor(group_size, count);
 }
 
 absl::Status DryCommunicator::AllReduce(double* values, int64_t count, ReduceOp, void* scratch,

@@ -16,11 +16,11 @@ class DryCommunicator final : public Communicator {
   int rank() const override { return traffic_.rank(); }
   int size() const override { return traffic_.size(); }
   absl::Status AllToAllV(const AllToAllVParams& params, kernels::Stream& stream) override;
-  absl::Status AllGather(const void* send, void* receive, int64_t bytes,
+  absl::Status AllGather(const RankGroup& group, const void* send, void* receive, int64_t bytes,
                          kernels::Stream& stream) override;
-  absl::Status ReduceScatter(const float* send, float* receive, int64_t count, void* scratch,
-                             kernels::Stream& stream) override;
-  int64_t ReduceScatterScratchBytes(int64_t count) const override;
+  absl::Status ReduceScatter(const RankGroup& group, const float* send, float* receive,
+                             int64_t count, void* scratch, kernels::Stream& stream) override;
+  int64_t ReduceScatterScratchBytes(int group_size, int64_t count) const override;
   absl::Status AllReduce(double* values, int64_t count, ReduceOp op, void* scratch,
                          kernels::Stream& stream) override;
   int64_t AllReduceScratchBytes(int64_t count) const override;

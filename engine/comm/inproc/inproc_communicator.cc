@@ -192,16 +192,22 @@ std::vector<std::unique_ptr<Communicator>> InprocGroup::Create(int size,
 
 std::vector<std::unique_ptr<Communicator>> InprocGroup::Create(
     const std::vector<CommOptions>& by_rank) {
-  const int size = static_cast<int>(by_rank.size());
-  UPIPE_CHECK(size >= 1 && size <= kMaxRanks) << size << " ranks";
-  auto exchange = std::make_shared<Exchange>(size);
   std::vector<std::unique_ptr<Communicator>> ranks;
-  for (int rank = 0; rank < size; ++rank) {
+  for (auto& transport : CreateTransports(static_cast<int>(by_rank.size()))) {
     ranks.push_back(std::make_unique<TransportCommunicator>(
-        std::make_unique<SerialThread>(), std::make_unique<InprocTransport>(exchange, rank),
-        by_rank[rank]));
+        std::make_unique<SerialThread>(), std::move(transport), by_rank[ranks.size()]));
   }
   return ranks;
+}
+
+std::vector<std::unique_ptr<Transport>> InprocGroup::CreateTransports(int size) {
+  UPIPE_CHECK(size >= 1 && size <= kMaxRanks) << size << " ranks";
+  auto exchange = std::make_shared<Exchange>(size);
+  std::vector<std::unique_ptr<Transport>> transports;
+  for (int rank = 0; rank < size; ++rank) {
+    transports.push_back(std::make_unique<InprocTransport>(exchange, rank));
+  }
+  return transports;
 }
 
 }  // namespace upipe::comm

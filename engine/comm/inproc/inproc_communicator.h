@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "engine/comm/communicator.h"
+#include "engine/comm/transport.h"
 
 namespace upipe::comm {
 
@@ -18,6 +19,8 @@ class InprocGroup {
   static std::vector<std::unique_ptr<Communicator>> Create(int size, const CommOptions& options);
   // The same with options (the observer, usually) of each rank; the size is that of the list.
   static std::vector<std::unique_ptr<Communicator>> Create(const std::vector<CommOptions>& by_rank);
+  // What a group's communicators stand on, in rank order, for a decorator to wrap.
+  static std::vector<std::unique_ptr<Transport>> CreateTransports(int size);
 };
 
 }  // namespace upipe::comm

@@ -23,20 +23,6 @@ class CommContract : public testing::TestWithParam<Param> {
   }
 };
 
-// A byte that tells sender, receiver, block and place apart.
-unsigned char Expected(int from, int to, int block, int64_t offset) {
-  uint64_t x = static_cast<uint64_t>(offset) * 0x9E3779B97F4A7C15u + from * 1000003u + to * 10007u +
-               block * 101u;
-  x ^= x >> 29;
-  return static_cast<unsigned char>(x * 0xBF58476D1CE4E5B9u >> 56);
-}
-
-std::vector<unsigned char> Message(int from, int to, int block, int64_t bytes) {
-  std::vector<unsigned char> data(bytes);
-  for (int64_t i = 0; i < bytes; ++i) data[i] = Expected(from, to, block, i);
-  return data;
-}
-
 // Block sizes between a pair, both sides alike: some pairs none, some several, some empty ones
 // between.
 std::vector<int64_t> UnevenSizes(int from, int to) {
@@ -138,7 +124,9 @@ TEST_P(CommContract, AllGatherInAndOutOfPlace) {
         unsigned char* place = all.data() + comm.rank() * bytes;
         if (in_place) std::copy(own.begin(), own.end(), place);
         // An empty vector has no address; nothing moves then.
-        ASSERT_TRUE(comm.AllGather(in_place ? place : own.data(), all.data(), bytes, stream).ok());
+        ASSERT_TRUE(comm.AllGather(comm.everyone(), in_place ? place : own.data(), all.data(),
+                                   bytes, stream)
+                        .ok());
         ASSERT_TRUE(stream.Synchronize().ok()) << comm.status();
         for (int peer = 0; peer < comm.size(); ++peer) {
           const std::vector<unsigned char> theirs = Message(peer, 0, 0, bytes);
@@ -149,13 +137,6 @@ TEST_P(CommContract, AllGatherInAndOutOfPlace) {
   });
 }
 
-// Values whose sum depends on the order in which they are added.
-float Contribution(int rank, int64_t index) {
-  const int64_t h = (index * 2654435761u + rank * 40503u) % 20011 - 10005;
-  return static_cast<float>(h) * (rank % 2 == 0 ? 1e-3f : 33.77f) +
-         1.0f / static_cast<float>(rank + 3);
-}
-
 TEST_P(CommContract, ReduceScatterHasTheBitsOfTheAscendingSum) {
   Ranks ranks = Make();
   OnEveryRank(ranks, [](Communicator& comm, kernels::Stream& stream) {
@@ -163,8 +144,10 @@ TEST_P(CommContract, ReduceScatterHasTheBitsOfTheAscendingSum) {
       std::vector<float> send(count * comm.size());
       for (size_t i = 0; i < send.size(); ++i) send[i] = Contribution(comm.rank(), i);
       std::vector<float> sum(count, -1),
-          scratch(comm.ReduceScatterScratchBytes(count) / sizeof(float));
-      ASSERT_TRUE(comm.ReduceScatter(send.data(), sum.data(), count, scratch.data(), stream).ok());
+          scratch(comm.ReduceScatterScratchBytes(comm.size(), count) / sizeof(float));
+      ASSERT_TRUE(comm.ReduceScatter(comm.everyone(), send.data(), sum.data(), count,
+                                     scratch.data(), stream)
+                      .ok());
       ASSERT_TRUE(stream.Synchronize().ok()) << comm.status();
       for (int64_t i = 0; i < count; ++i) {
         const int64_t index = comm.rank() * count + i;
@@ -244,10 +227,10 @@ void IssueOneOfEach(Communicator& comm, kernels::Stream& stream, std::vector<cha
     }
   }
   ASSERT_TRUE(comm.AllToAllV(params, stream).ok());
-  ASSERT_TRUE(comm.AllGather(take(1000), take(1000 * size), 1000, stream).ok());
-  ASSERT_TRUE(comm.ReduceScatter(reinterpret_cast<float*>(take(4 * 500 * size)),
+  ASSERT_TRUE(comm.AllGather(comm.everyone(), take(1000), take(1000 * size), 1000, stream).ok());
+  ASSERT_TRUE(comm.ReduceScatter(comm.everyone(), reinterpret_cast<float*>(take(4 * 500 * size)),
                                  reinterpret_cast<float*>(take(4 * 500)), 500,
-                                 take(comm.ReduceScatterScratchBytes(500)), stream)
+                                 take(comm.ReduceScatterScratchBytes(comm.size(), 500)), stream)
                   .ok());
   ASSERT_TRUE(comm.AllReduce(reinterpret_cast<double*>(take(8 * 3)), 3, ReduceOp::kSum,
                              take(comm.AllReduceScratchBytes(3)), stream)
@@ -278,9 +261,10 @@ TEST_P(CommContract, CountsBytesPerPeerAsTheDryOneDoes) {
     EXPECT_EQ(dry.stats().bytes_sent_to_peer, comm.stats().bytes_sent_to_peer);
     EXPECT_EQ(dry.stats().num_collectives, comm.stats().num_collectives);
     for (const int64_t count : {1, 1000, 1 << 22}) {
-      EXPECT_EQ(dry.ReduceScatterScratchBytes(count), comm.ReduceScatterScratchBytes(count));
+      EXPECT_EQ(dry.ReduceScatterScratchBytes(dry.size(), count),
+                comm.ReduceScatterScratchBytes(comm.size(), count));
       EXPECT_EQ(dry.AllReduceScratchBytes(count), comm.AllReduceScratchBytes(count));
-      EXPECT_LE(comm.ReduceScatterScratchBytes(count), 2 << 20);
+      EXPECT_LE(comm.ReduceScatterScratchBytes(comm.size(), count), 2 << 20);
     }
   });
 }
@@ -320,7 +304,7 @@ TEST_P(CommContract, OrderedOnItsStreamOnly) {
       own = 100 + comm.rank();
       return absl::OkStatus();
     });
-    ASSERT_TRUE(comm.AllGather(&own, all.data(), sizeof own, stream).ok());
+    ASSERT_TRUE(comm.AllGather(comm.everyone(), &own, all.data(), sizeof own, stream).ok());
     stream.Submit([&](kernels::ExecContext&) {
       copy = all;
       return absl::OkStatus();
@@ -348,9 +332,9 @@ TEST_P(CommContract, TwoStreamsTakeTurnsInTheOrderOfIssue) {
     std::vector<int64_t> own(kRounds);
     for (int i = 0; i < kRounds; ++i) {
       own[i] = 1000 * i + comm.rank();
-      ASSERT_TRUE(
-          comm.AllGather(&own[i], all[i].data(), sizeof(int64_t), i % 2 == 0 ? stream : other)
-              .ok());
+      ASSERT_TRUE(comm.AllGather(comm.everyone(), &own[i], all[i].data(), sizeof(int64_t),
+                                 i % 2 == 0 ? stream : other)
+                      .ok());
     }
     ASSERT_TRUE(stream.Synchronize().ok()) << comm.status();
     ASSERT_TRUE(other.Synchronize().ok()) << comm.status();
@@ -387,7 +371,7 @@ TEST(DryCommunicatorTest, TouchesNoMemoryAndKeepsTheContractOfErrors) {
   DryCommunicator dry(1, 4);
   kernels::HostStream stream = NewStream();
   void* nowhere = reinterpret_cast<void*>(uintptr_t{4096});
-  EXPECT_TRUE(dry.AllGather(nowhere, nowhere, 1 << 20, stream).ok());
+  EXPECT_TRUE(dry.AllGather(dry.everyone(), nowhere, nowhere, 1 << 20, stream).ok());
   EXPECT_TRUE(dry.AllToAllV({{{0, nowhere, 64}}, {{2, nowhere, 64}}}, stream).ok());
   EXPECT_TRUE(stream.Synchronize().ok());
   EXPECT_EQ(absl::StatusCode::kInvalidArgument,

@@ -24,7 +24,7 @@ TEST_P(CommFailure, DeadlineWhenAPeerDoesNotCome) {
   OnEveryRank(ranks, [](Communicator& comm, kernels::Stream& stream) {
     if (comm.rank() == 1) return;  // stays away
     std::vector<char> all(3 * 100000);
-    ASSERT_TRUE(comm.AllGather(all.data(), all.data(), 100000, stream).ok());
+    ASSERT_TRUE(comm.AllGather(comm.everyone(), all.data(), all.data(), 100000, stream).ok());
     const absl::Status status = stream.Synchronize();
     EXPECT_EQ(absl::StatusCode::kDeadlineExceeded, status.code()) << status;
     EXPECT_THAT(status.message(), HasSubstr("rank 1 did not"));
@@ -43,7 +43,7 @@ TEST_P(CommFailure, DeadAfterTheFirstError) {
     std::vector<std::function<absl::Status(kernels::Stream&)>> calls = {
         [&](kernels::Stream& s) { return comm.Barrier(s); },
         [&](kernels::Stream& s) { return comm.AllToAllV({}, s); },
-        [&](kernels::Stream& s) { return comm.AllGather(&value, scratch, 8, s); },
+        [&](kernels::Stream& s) { return comm.AllGather(comm.everyone(), &value, scratch, 8, s); },
         [&](kernels::Stream& s) { return comm.AllReduce(&value, 1, ReduceOp::kSum, scratch, s); },
     };
     for (auto& call : calls) {
@@ -62,7 +62,8 @@ TEST_P(CommFailure, AbortEndsTheOperationInFlight) {
   for (int rank : {0, 2}) {
     streams.push_back(std::unique_ptr<kernels::Stream>(new kernels::HostStream(NewStream())));
     char* own = all.data() + rank * 300000;
-    ASSERT_TRUE(ranks[rank]->AllGather(own, own, 100000, *streams.back()).ok());
+    ASSERT_TRUE(
+        ranks[rank]->AllGather(ranks[rank]->everyone(), own, own, 100000, *streams.back()).ok());
   }
   for (int rank : {0, 2}) ranks[rank]->Abort(absl::CancelledError("user cancelled"));
   for (auto& stream : streams) {
@@ -165,7 +166,7 @@ TEST_P(CommFailure, WrongParametersAreRefusedAndFinal) {
   refuse({{{0, nullptr, 1}}, {{0, &byte, 1}}});
   refuse({{{0, &byte, 1}}, {}});
   EXPECT_EQ(absl::StatusCode::kInvalidArgument,
-            ranks[0]->AllGather(nullptr, &byte, 1, stream).code());
+            ranks[0]->AllGather(ranks[0]->everyone(), nullptr, &byte, 1, stream).code());
 }
 
 INSTANTIATE_TEST_SUITE_P(All, CommFailure, testing::ValuesIn(AllGroupKinds()),
@@ -178,7 +179,7 @@ TEST(InprocFailure, AbortAndDepartureReachThePeers) {
     Ranks ranks = AllGroupKinds()[0].Make(std::vector<CommOptions>(2, options));
     kernels::HostStream stream = NewStream();
     std::vector<char> all(20);
-    ASSERT_TRUE(ranks[0]->AllGather(all.data(), all.data(), 10, stream).ok());
+    ASSERT_TRUE(ranks[0]->AllGather(ranks[0]->everyone(), all.data(), all.data(), 10, stream).ok());
     if (abort) {
       ranks[1]->Abort(absl::CancelledError("enough"));
     } else {

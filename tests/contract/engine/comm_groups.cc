@@ -16,7 +16,26 @@ class SingleThread final : public kernels::ParallelFor {
   }
 };
 
+unsigned char Expected(int from, int to, int block, int64_t offset) {
+  uint64_t x = static_cast<uint64_t>(offset) * 0x9E3779B97F4A7C15u + from * 1000003u + to * 10007u +
+               block * 101u;
+  x ^= x >> 29;
+  return static_cast<unsigned char>(x * 0xBF58476D1CE4E5B9u >> 56);
+}
+
 }  // namespace
+
+std::vector<unsigned char> Message(int from, int to, int block, int64_t bytes) {
+  std::vector<unsigned char> data(bytes);
+  for (int64_t i = 0; i < bytes; ++i) data[i] = Expected(from, to, block, i);
+  return data;
+}
+
+float Contribution(int rank, int64_t index) {
+  const int64_t h = (index * 2654435761u + rank * 40503u) % 20011 - 10005;
+  return static_cast<float>(h) * (rank % 2 == 0 ? 1e-3f : 33.77f) +
+         1.0f / static_cast<float>(rank + 3);
+}
 
 kernels::HostStream NewStream() {
   return kernels::HostStream("test", std::make_shared<SingleThread>(), std::nullopt, {});

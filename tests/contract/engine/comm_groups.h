@@ -39,6 +39,12 @@ std::vector<GroupKind> AllGroupKinds();
 // Runs body(comm, stream) on one thread per rank, each with a stream of its own, and joins them.
 void OnEveryRank(Ranks& ranks, const std::function<void(Communicator&, kernels::Stream&)>& body);
 
+// Bytes that tell sender, receiver, block and place apart.
+std::vector<unsigned char> Message(int from, int to, int block, int64_t bytes);
+
+// Values whose sum depends on the order in which they are added.
+float Contribution(int rank, int64_t index);
+
 #ifdef UPIPE_TEST_UCX
 // A connected group over UCX, every rank with a context of its own. `node_of_rank` empty: one node.
 Ranks MakeUcxRanks(const std::vector<CommOptions>& by_rank,

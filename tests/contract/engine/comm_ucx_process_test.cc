@@ -131,7 +131,7 @@ std::string RunExchanges(Communicator& comm, kernels::Stream& stream) {
   const int64_t count = 50000;
   std::vector<char> out(kBytes * comm.size()), in(kBytes * comm.size());
   std::vector<float> send(count * comm.size(), 1.0f), sum(count);
-  std::vector<char> scratch(comm.ReduceScatterScratchBytes(count));
+  std::vector<char> scratch(comm.ReduceScatterScratchBytes(comm.size(), count));
   std::vector<double> seconds;
   seconds.reserve(30);
   watching = true;
@@ -140,7 +140,8 @@ std::string RunExchanges(Communicator& comm, kernels::Stream& stream) {
     if (absl::Status status = ExchangeOnce(comm, stream, kBytes, &out, &in); !status.ok())
       return status.ToString();
     seconds.push_back(WallSeconds() - begin);
-    comm.ReduceScatter(send.data(), sum.data(), count, scratch.data(), stream).IgnoreError();
+    comm.ReduceScatter(comm.everyone(), send.data(), sum.data(), count, scratch.data(), stream)
+        .IgnoreError();
     if (absl::Status status = stream.Synchronize(); !status.ok()) return status.ToString();
     if (sum[step] != static_cast<float>(comm.size())) return "wrong sum";
   }

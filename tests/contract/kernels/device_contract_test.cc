@@ -1,5 +1,6 @@
 // What every Device, Stream, Event and Allocator promises, for the host device with one and several
 // threads, the test device, and the dry device (all but the parts that need execution).
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <functional>
@@ -22,6 +23,7 @@ namespace {
 using testing::HasSubstr;
 
 constexpr int64_t kArenaBytes = 1 << 20;
+constexpr int64_t kHostBytes = 1 << 19;
 
 struct DeviceCase {
   const char* name;
@@ -30,15 +32,19 @@ struct DeviceCase {
 };
 
 std::unique_ptr<Device> CreateHost(HostDevice::Options options) {
-  options.arena_bytes = kArenaBytes;
+  if (options.arena_bytes == 0) options.arena_bytes = kArenaBytes;
+  options.host_bytes = kHostBytes;
   auto device = HostDevice::Create(options, std::make_unique<FillOpTable>());
   EXPECT_TRUE(device.ok()) << device.status();
   return *std::move(device);
 }
 
-HostDevice::Options TestDevice(uint64_t seed) {
-  return {
-      .name = "cpu", .num_threads = 2, .delay = StreamDelay{.seed = seed}, .poison_freed = true};
+HostDevice::Options TestDevice(uint64_t seed, int64_t arena_bytes = kArenaBytes) {
+  return {.name = "cpu",
+          .arena_bytes = arena_bytes,
+          .num_threads = 2,
+          .delay = StreamDelay{.seed = seed},
+          .poison_freed = true};
 }
 
 std::vector<DeviceCase> Cases() {
@@ -55,6 +61,11 @@ class DeviceContract : public testing::TestWithParam<DeviceCase> {
   bool executes() const { return GetParam().executes; }
   Buffer Take(int64_t bytes, Stream& stream, MemoryTag tag = MemoryTag::kWorkspace) {
     auto buffer = device_->allocator().Allocate(tag, bytes, stream);
+    EXPECT_TRUE(buffer.ok()) << buffer.status();
+    return *std::move(buffer);
+  }
+  Buffer TakeHost(int64_t bytes, Stream& stream, MemoryTag tag = MemoryTag::kWorkspace) {
+    auto buffer = device_->host_allocator().Allocate(tag, bytes, stream);
     EXPECT_TRUE(buffer.ok()) << buffer.status();
     return *std::move(buffer);
   }
@@ -195,6 +206,170 @@ TEST_P(DeviceContract, CopiesAreStreamOrdered) {
   EXPECT_EQ(std::string(to, 64), std::string(64, executes() ? 'a' : 'z'));
 }
 
+TEST_P(DeviceContract, CopiesOfRowsLeaveTheGapsAlone) {
+  const auto stream = device_->CreateStream("copy");
+  const Buffer buffer = Take(64, *stream);
+  const Buffer host = TakeHost(64, *stream);
+  const std::string from = "abcdefghijklmnopqrstuvwxyz";
+  const std::string dashes(64, '-'), dots(64, '.');
+  std::string to(64, '?');
+  device_->CopyFromHost(buffer.data(), dashes.data(), 64, *stream);
+  // Rows of 3 bytes, 5 apart, come to lie 4 apart in device memory, then 7 apart in the pool.
+  device_->CopyRowsFromHost({.dst = buffer.data(),
+                             .dst_stride = 4,
+                             .src = from.data(),
+                             .src_stride = 5,
+                             .row_bytes = 3,
+                             .rows = 4},
+                            *stream);
+  device_->CopyToHost(to.data(), buffer.data(), 64, *stream);
+  ASSERT_TRUE(stream->Synchronize().ok());
+  const std::string close = "abc-fgh-klm-pqr-------";
+  EXPECT_EQ(to.substr(0, close.size()), executes() ? close : std::string(close.size(), '?'));
+  if (executes()) std::memcpy(host.data(), dots.data(), 64);
+  device_->CopyRowsToHost({.dst = host.data(),
+                           .dst_stride = 7,
+                           .src = buffer.data(),
+                           .src_stride = 4,
+                           .row_bytes = 3,
+                           .rows = 4},
+                          *stream);
+  ASSERT_TRUE(stream->Synchronize().ok());
+  if (!executes()) return;
+  EXPECT_EQ(std::string(static_cast<char*>(host.data()), 28), "abc....fgh....klm....pqr....");
+}
+
+TEST_P(DeviceContract, RowsWithoutGapsAreOneCopyAndNoRowsNone) {
+  const auto stream = device_->CreateStream("copy");
+  const Buffer buffer = Take(64, *stream);
+  std::string to(16, '?');
+  device_->CopyFromHost(buffer.data(), "0123456789abcdef", 16, *stream);
+  device_->CopyRowsToHost({.dst = to.data(),
+                           .dst_stride = 4,
+                           .src = buffer.data(),
+                           .src_stride = 4,
+                           .row_bytes = 4,
+                           .rows = 3},
+                          *stream);
+  device_->CopyRowsToHost({.dst = to.data(), .src = buffer.data(), .row_bytes = 4, .rows = 0},
+                          *stream);
+  ASSERT_TRUE(stream->Synchronize().ok());
+  EXPECT_EQ(to, executes() ? "0123456789ab????" : std::string(16, '?'));
+}
+
+TEST_P(DeviceContract, OverlappingRowsAreACheckFailure) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto stream = device_->CreateStream("copy");
+  const Buffer buffer = Take(64, *stream);
+  char host[64] = {};
+  EXPECT_DEATH(device_->CopyRowsToHost({.dst = host,
+                                        .dst_stride = 8,
+                                        .src = buffer.data(),
+                                        .src_stride = 4,
+                                        .row_bytes = 5,
+                                        .rows = 2},
+                                       *stream),
+               "rows of 5 bytes, 4 apart to 8 apart");
+}
+
+TEST_P(DeviceContract, HostMemoryIsAPoolOfItsOwn) {
+  const auto stream = device_->CreateStream("copy");
+  const Buffer device = Take(1000, *stream, MemoryTag::kResidual);
+  const Buffer first = TakeHost(3000, *stream, MemoryTag::kResidual);
+  const Buffer second = TakeHost(3000, *stream, MemoryTag::kAttnOut);
+  const auto address = [](const Buffer& buffer) {
+    return reinterpret_cast<uintptr_t>(buffer.data());
+  };
+  EXPECT_EQ(address(first) % Allocator::kAlignmentBytes, 0u);
+  EXPECT_EQ(address(second) - address(first), 3072u);
+  EXPECT_GE(std::max(address(first), address(device)) - std::min(address(first), address(device)),
+            static_cast<uintptr_t>(std::min(kArenaBytes, kHostBytes)))
+      << "the pools overlap";
+  const MemoryStats on_device = device_->allocator().stats();
+  const MemoryStats on_host = device_->host_allocator().stats();
+  EXPECT_EQ(on_device.current_total_bytes, 1000);
+  EXPECT_EQ(on_host.current_total_bytes, 6000);
+  EXPECT_EQ(on_host.current_bytes[static_cast<int>(MemoryTag::kAttnOut)], 3000);
+  EXPECT_EQ(on_host.attention_peak_bytes, 3000);
+  EXPECT_EQ(on_host.arena_high_water_bytes, 6144);
+}
+
+TEST_P(DeviceContract, AFullHostPoolIsAnErrorOfItsOwnUnlessDry) {
+  const auto stream = device_->CreateStream("copy");
+  const auto buffer = device_->host_allocator().Allocate(MemoryTag::kMlp, kHostBytes + 1, *stream);
+  ASSERT_EQ(buffer.ok(), !executes());
+  if (!executes()) return;
+  EXPECT_EQ(buffer.status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(buffer.status().message()), HasSubstr("host arena exhausted: mlp"));
+}
+
+TEST_P(DeviceContract, HostOpsRunOnHostStreamsOverHostMemory) {
+  const auto copy = device_->CreateStream("copy");
+  const auto host = device_->CreateHostStream("host");
+  EXPECT_EQ(host->name(), "host");
+  const Buffer data = TakeHost(400, *copy);
+  const OpParams fill =
+      FillParams{.dst = TensorView::Vector(data.data(), DType::kFloat32, 100), .value = 3.5};
+  const int64_t scratch_bytes = device_->host_ops().WorkspaceBytes(fill);
+  const Buffer scratch = TakeHost(scratch_bytes, *host);
+  ASSERT_TRUE(device_->host_ops().Enqueue(fill, {scratch.data(), scratch_bytes}, *host).ok());
+  copy->Wait(host->Record());
+  const Buffer device = Take(400, *copy);
+  device_->CopyFromHost(device.data(), data.data(), 400, *copy);
+  std::vector<float> seen(100, -1.0f);
+  device_->CopyToHost(seen.data(), device.data(), 400, *copy);
+  ASSERT_TRUE(copy->Synchronize().ok());
+  EXPECT_EQ(seen, std::vector<float>(100, executes() ? 3.5f : -1.0f));
+}
+
+TEST_P(DeviceContract, DeviceMemoryGivenAsHostMemoryFailsTheStream) {
+  if (!executes()) GTEST_SKIP() << "dry streams execute nothing";
+  const auto any = device_->CreateStream("any");
+  const Buffer device = Take(512, *any);
+  const Buffer other = Take(512, *any);
+  const Buffer host = TakeHost(512, *any);
+  char ordinary[512] = {};
+  char* const last = static_cast<char*>(device.data()) - 1;
+  const auto failure = [&](const std::function<void(Stream&)>& copy) {
+    const auto stream = device_->CreateStream("copy");
+    copy(*stream);
+    return stream->Synchronize();
+  };
+  const auto to_host = [&](void* to, const void* from) {
+    return failure([&](Stream& s) { device_->CopyToHost(to, from, 256, s); });
+  };
+  const auto from_host = [&](void* to, const void* from) {
+    return failure([&](Stream& s) { device_->CopyFromHost(to, from, 256, s); });
+  };
+  EXPECT_TRUE(to_host(host.data(), device.data()).ok());
+  EXPECT_TRUE(to_host(ordinary, device.data()).ok());
+  EXPECT_TRUE(from_host(device.data(), host.data()).ok());
+  for (const absl::Status& status :
+       {to_host(other.data(), device.data()), from_host(device.data(), other.data()),
+        to_host(last, other.data())}) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("its host side lies in device memory"));
+  }
+  for (const absl::Status& status :
+       {to_host(ordinary, host.data()), from_host(host.data(), ordinary),
+        from_host(ordinary, host.data()), to_host(ordinary, last)}) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("lies outside device memory"));
+  }
+  // A row that reaches over the end is no device memory either.
+  const Buffer all = Take(kArenaBytes - 1024, *any);
+  const auto rows = failure([&](Stream& s) {
+    device_->CopyRowsToHost({.dst = ordinary,
+                             .dst_stride = 128,
+                             .src = static_cast<char*>(all.data()) + all.size_bytes() - 256,
+                             .src_stride = 256,
+                             .row_bytes = 128,
+                             .rows = 2},
+                            s);
+  });
+  EXPECT_EQ(rows.code(), absl::StatusCode::kInvalidArgument);
+}
+
 TEST_P(DeviceContract, OpsRunOnTheStream) {
   const auto stream = device_->CreateStream("compute");
   const Buffer data = Take(1000 * 4, *stream);
@@ -242,7 +417,7 @@ TEST_P(DeviceContract, ABlockOfABusyStreamIsGivenAwayBehindAWait) {
   const auto second = device_->CreateStream("second");
   void* address = nullptr;
   {
-    const Buffer buffer = Take(256, *first);
+    const Buffer buffer = Take(kArenaBytes, *first);
     address = buffer.data();
     first->Submit([&](ExecContext&) {
       gate.get_future().wait();
@@ -370,15 +545,20 @@ class RandomProgram {
 };
 
 TEST(TestDevice, DelaysAndPoisonDoNotChangeABit) {
-  for (uint32_t seed = 1; seed <= 3; ++seed) {
-    const auto plain = CreateHost({.num_threads = 2});
-    const Outcome expected = RandomProgram(*plain, seed).Execute();
-    ASSERT_FALSE(expected.values.empty());
-    for (uint64_t delay_seed = 1; delay_seed <= 2; ++delay_seed) {
-      const auto test_device = CreateHost(TestDevice(delay_seed));
-      const Outcome outcome = RandomProgram(*test_device, seed).Execute();
-      EXPECT_EQ(outcome.values, expected.values) << "seed " << seed << " " << delay_seed;
-      EXPECT_EQ(outcome.offsets, expected.offsets);
+  // In the smaller arena streams must take each other's blocks.
+  for (const int64_t arena_bytes : {kArenaBytes, kArenaBytes / 32}) {
+    for (uint32_t seed = 1; seed <= 3; ++seed) {
+      const auto plain = CreateHost({.arena_bytes = arena_bytes, .num_threads = 2});
+      const Outcome expected = RandomProgram(*plain, seed).Execute();
+      ASSERT_FALSE(expected.values.empty());
+      EXPECT_EQ(expected.stats.arena_high_water_bytes > kArenaBytes / 32,
+                arena_bytes == kArenaBytes);
+      for (uint64_t delay_seed = 1; delay_seed <= 2; ++delay_seed) {
+        const auto test_device = CreateHost(TestDevice(delay_seed, arena_bytes));
+        const Outcome outcome = RandomProgram(*test_device, seed).Execute();
+        EXPECT_EQ(outcome.values, expected.values) << "seed " << seed << " " << delay_seed;
+        EXPECT_EQ(outcome.offsets, expected.offsets);
+      }
     }
   }
 }
@@ -427,6 +607,12 @@ TEST(DryDevice, CountsOpsAndCopies) {
   ASSERT_TRUE(device.ops().Enqueue(SumOfSquaresParams{.x = view, .out = out}, {}, *stream).ok());
   device.CopyToHost(nullptr, buffer->data(), 100, *stream);
   device.CopyFromHost(buffer->data(), nullptr, 30, *stream);
+  device.CopyRowsFromHost({.dst = buffer->data(),
+                           .dst_stride = 70,
+                           .src_stride = 7,
+                           .row_bytes = 7,
+                           .rows = int64_t{1} << 33},
+                          *stream);
   const DryCounts& counts = device.counts();
   EXPECT_EQ(counts.by_op.at("fill").calls, 4);
   EXPECT_EQ(counts.by_op.at("fill").cost.bytes_written, 3 * 64 + 32);
@@ -437,8 +623,8 @@ TEST(DryDevice, CountsOpsAndCopies) {
   EXPECT_EQ(counts.total.cost.bytes_written, 3 * 64 + 32 + 64 + 8);
   EXPECT_EQ(counts.copies_to_host, 1);
   EXPECT_EQ(counts.bytes_to_host, 100);
-  EXPECT_EQ(counts.copies_from_host, 1);
-  EXPECT_EQ(counts.bytes_from_host, 30);
+  EXPECT_EQ(counts.copies_from_host, 2);
+  EXPECT_EQ(counts.bytes_from_host, 30 + (int64_t{7} << 33));
   device.ResetCounts();
   EXPECT_EQ(device.counts().total.calls, 0);
 }
@@ -474,7 +660,9 @@ TEST(HostDevice, RefusesBadOptions) {
   EXPECT_EQ(create({.num_threads = 0}).code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(create({.cpus = {100000}}).code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(create({.arena_bytes = -1}).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(create({.host_bytes = -1}).code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(create({.arena_bytes = int64_t{1} << 60}).code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(create({.host_bytes = int64_t{1} << 60}).code(), absl::StatusCode::kResourceExhausted);
 }
 
 }  // namespace

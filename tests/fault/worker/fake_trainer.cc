@@ -116,6 +116,7 @@ TrainerMessage Report(int64_t step, int64_t total) {
   query.set_tag("attn_q");
   query.set_peak_bytes(512);
   report.mutable_memory()->set_attention_peak_bytes(768);
+  report.mutable_host_memory()->set_peak_bytes(4096);
   return message;
 }
 

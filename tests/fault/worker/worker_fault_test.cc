@@ -398,15 +398,19 @@ TEST_P(WorkerFault, MetricsFollowTheAttemptThatHoldsTheSlot) {
   ASSERT_TRUE(coordinator_->WaitUntil([&] { return coordinator_->progress[1].step() == 3; }));
   const std::string address = coordinator_->hellos.front().metrics_address();
   const std::string slot = "node=\"n1\",slot=\"1\"";
+  const std::string device_slot = "node=\"n1\",pool=\"device\",slot=\"1\"";
+  const std::string host_slot = "node=\"n1\",pool=\"host\",slot=\"1\"";
   std::string text;
   ASSERT_TRUE(Eventually([&] {
     text = Scrape(address);
     return absl::StrContains(text, absl::StrCat("upipe_steps_total{", slot, ",worker=\"w1\"} 3"));
   })) << text;
-  EXPECT_THAT(text, HasSubstr(absl::StrCat("upipe_memory_bytes{", slot,
+  EXPECT_THAT(text, HasSubstr(absl::StrCat("upipe_memory_bytes{", device_slot,
                                            ",tag=\"weights\",worker=\"w1\"} 1024")));
-  EXPECT_THAT(text, HasSubstr(absl::StrCat("upipe_memory_tag_peak_bytes{", slot,
+  EXPECT_THAT(text, HasSubstr(absl::StrCat("upipe_memory_tag_peak_bytes{", device_slot,
                                            ",tag=\"attn_q\",worker=\"w1\"} 512")));
+  EXPECT_THAT(
+      text, HasSubstr(absl::StrCat("upipe_memory_peak_bytes{", host_slot, ",worker=\"w1\"} 4096")));
   EXPECT_THAT(text,
               HasSubstr(absl::StrCat("upipe_attention_peak_bytes{", slot, ",worker=\"w1\"} 768")));
   EXPECT_THAT(text,

@@ -32,13 +32,10 @@ Tensors Weights(const GoldenFile& file) {
   return weights;
 }
 
-testing::Sequence Padded(absl::Span<const int32_t> tokens, absl::Span<const int32_t> labels,
-                         int64_t padded) {
+testing::Sequence SequenceOf(absl::Span<const int32_t> tokens, absl::Span<const int32_t> labels) {
   testing::Sequence sequence;
   sequence.tokens.assign(tokens.begin(), tokens.end());
   sequence.labels.assign(labels.begin(), labels.end());
-  sequence.tokens.resize(padded, 0);
-  sequence.labels.resize(padded, -1);
   return sequence;
 }
 
@@ -112,8 +109,8 @@ class EngineGolden : public ::testing::TestWithParam<Case> {
 };
 
 TEST_P(EngineGolden, LogitsLossAndEveryGradient) {
-  const testing::Sequence sequence = Padded(
-      *file_->Tensor<int32_t>("tokens"), *file_->Tensor<int32_t>("labels"), plan_.padded_context());
+  const testing::Sequence sequence =
+      SequenceOf(*file_->Tensor<int32_t>("tokens"), *file_->Tensor<int32_t>("labels"));
   const Tensors weights = Weights(*file_);
   const int64_t n = plan_.tokens_per_rank();
   const int64_t vocab = file_->config().vocab_size;
@@ -122,16 +119,16 @@ TEST_P(EngineGolden, LogitsLossAndEveryGradient) {
   Collector gradients;
   const absl::Status status = testing::RunRanks(Threads(), [&](Rank rank) -> absl::Status {
     UPIPE_RETURN_IF_ERROR(testing::SetWeights(rank, weights));
-    const auto host = sequence.Slice(rank.step.tokens(), rank.rank);
+    const testing::RankTokens part = sequence.Slice(rank.step.tokens(), rank.rank);
     UPIPE_ASSIGN_OR_RETURN(kernels::Buffer buffer,
                            rank.context.AllocateFloats(kernels::MemoryTag::kLogits, n * vocab));
-    UPIPE_ASSIGN_OR_RETURN(model::Batch batch, rank.step.Upload(host));
     UPIPE_RETURN_IF_ERROR(rank.step.model().Evaluate(
-        batch, 1, kernels::TensorView::Matrix(buffer.data(), kernels::DType::kFloat32, n, vocab)));
+        rank.step.Upload(part.host()), 1,
+        kernels::TensorView::Matrix(buffer.data(), kernels::DType::kFloat32, n, vocab)));
     rank.context.device().CopyToHost(logits.data() + rank.rank * n * vocab, buffer.data(),
                                      buffer.size_bytes(), rank.context.stream());
-    UPIPE_ASSIGN_OR_RETURN(auto by_position, rank.step.Evaluate(1, host));
-    UPIPE_ASSIGN_OR_RETURN(auto result, rank.step.Run(1, host));
+    UPIPE_ASSIGN_OR_RETURN(auto by_position, rank.step.Evaluate(1, part.host()));
+    UPIPE_ASSIGN_OR_RETURN(auto result, rank.step.Run(1, {part.host()}));
     const auto evaluated = optim::TotalOf(by_position);
     if (rank.rank == 0) loss = {result.loss, evaluated.loss / evaluated.count};
     return gradients.Add(rank, rank.step.parameters().gradients(), 1 / result.valid_tokens);
@@ -159,11 +156,9 @@ TEST_P(EngineGolden, TwentyAdamWSteps) {
   const absl::Status status = testing::RunRanks(Threads(), [&](Rank rank) -> absl::Status {
     UPIPE_RETURN_IF_ERROR(testing::SetWeights(rank, weights));
     for (int64_t step = 1; step <= file_->training().steps; ++step) {
-      const testing::Sequence sequence =
-          Padded(tokens.subspan((step - 1) * length, length),
-                 labels.subspan((step - 1) * length, length), plan_.padded_context());
-      UPIPE_ASSIGN_OR_RETURN(auto result,
-                             rank.step.Run(step, sequence.Slice(rank.step.tokens(), rank.rank)));
+      const testing::Sequence sequence = SequenceOf(tokens.subspan((step - 1) * length, length),
+                                                    labels.subspan((step - 1) * length, length));
+      UPIPE_ASSIGN_OR_RETURN(auto result, testing::RunStep(rank, step, sequence));
       EXPECT_FALSE(result.skipped);
       if (rank.rank != 0) continue;
       losses.push_back(result.loss);

@@ -20,7 +20,7 @@ constexpr int64_t kVocabulary = 61, kContext = 256;
 
 // Token t is three times the one before plus 1 in six draws of eight, the token 7 before in one,
 // else chance.
-testing::Sequence StructuredSequence(uint64_t seed, int64_t padded) {
+testing::Sequence StructuredSequence(uint64_t seed) {
   std::mt19937_64 random(seed);
   std::vector<int32_t> stream(kContext + 1);
   for (int64_t t = 0; t <= kContext; ++t) {
@@ -32,8 +32,6 @@ testing::Sequence StructuredSequence(uint64_t seed, int64_t padded) {
   testing::Sequence sequence;
   sequence.tokens.assign(stream.begin(), stream.end() - 1);
   sequence.labels.assign(stream.begin() + 1, stream.end());
-  sequence.tokens.resize(padded, 0);
-  sequence.labels.resize(padded, -1);
   return sequence;
 }
 
@@ -78,11 +76,9 @@ std::vector<double> Curve(const Training& training) {
   const absl::Status status =
       testing::RunRanks({.plan = *plan}, [&](testing::Rank rank) -> absl::Status {
         for (int64_t step = 1; step <= kSteps; ++step) {
-          const auto sequence =
-              StructuredSequence(training.seed * kSteps + step, plan->padded_context());
           UPIPE_ASSIGN_OR_RETURN(
               const auto result,
-              rank.step.Run(step, sequence.Slice(rank.step.tokens(), rank.rank)));
+              testing::RunStep(rank, step, StructuredSequence(training.seed * kSteps + step)));
           if (training.round_masters) UPIPE_RETURN_IF_ERROR(RoundWeights(rank));
           if (rank.rank == 0) curve[(step - 1) / kWindow] += result.loss / kWindow;
         }

@@ -43,6 +43,28 @@ const std::vector<Case>& Cases() {
         .qkv_bias = true,
         .bf16 = true},
        2},
+      // The other methods and axes, several groups of ranks at once.
+      {{.ranks = 3, .num_heads = 4, .num_kv_heads = 2, .context = 45, .method = v1::METHOD_RING},
+       3},
+      {{.ranks = 4,
+        .num_heads = 6,
+        .num_kv_heads = 3,
+        .context = 45,
+        .ring_ranks = 2,
+        .overlap = true,
+        .ring_keep = true},
+       2},
+      {{.ranks = 2, .num_heads = 4, .num_kv_heads = 2, .context = 45, .method = v1::METHOD_FPDT}},
+      {{.ranks = 8,
+        .num_heads = 4,
+        .num_kv_heads = 2,
+        .context = 45,
+        .fsdp_ranks = 2,
+        .dp_ranks = 2,
+        .accumulation = 2,
+        .optimizer = v1::PLACE_HOST,
+        .overlap = true},
+       2},
   };
   return cases;
 }
@@ -61,17 +83,17 @@ std::string ReadFile(const std::string& path) {
 
 // The raw bytes of this rank's gradient shard after one step, then its loss.
 absl::StatusOr<std::string> OneStep(const v1::RunPlan& plan, testing::Rank rank) {
-  const auto& spec = plan.spec();
-  const auto sequence = testing::MakeSequence(spec.train().context(), plan.padded_context(),
-                                              spec.model().vocab_size(), 7);
-  UPIPE_ASSIGN_OR_RETURN(auto result,
-                         rank.step.Run(1, sequence.Slice(rank.step.tokens(), rank.rank)));
-  const auto shard = rank.step.parameters().gradients();
-  std::string bytes(shard.num_bytes() + sizeof(double), '\0');
-  rank.context.device().CopyToHost(bytes.data(), shard.data, shard.num_bytes(),
-                                   rank.context.stream());
-  UPIPE_RETURN_IF_ERROR(rank.context.stream().Synchronize());
-  std::memcpy(bytes.data() + shard.num_bytes(), &result.loss, sizeof(double));
+  std::vector<testing::Sequence> sequences;
+  for (int64_t i = 0; i < train::SequencesPerStep(plan.spec()); ++i) {
+    sequences.push_back(testing::MakeSequence(plan.spec(), static_cast<uint64_t>(7 + i)));
+  }
+  UPIPE_ASSIGN_OR_RETURN(auto result, testing::RunStep(rank, 1, sequences));
+  UPIPE_ASSIGN_OR_RETURN(const std::vector<float> shard,
+                         testing::ReadShard(rank, rank.step.parameters().gradients()));
+  const size_t shard_bytes = shard.size() * sizeof(float);
+  std::string bytes(shard_bytes + sizeof(double), '\0');
+  std::memcpy(bytes.data(), shard.data(), shard_bytes);
+  std::memcpy(bytes.data() + shard_bytes, &result.loss, sizeof(double));
   return bytes;
 }
 
@@ -97,9 +119,8 @@ absl::Status RunRankProcess(const std::string& folder, const Case& test, int ran
   }
   UPIPE_ASSIGN_OR_RETURN(auto comm,
                          ucx->Connect(group, {.deadline = absl::Minutes(1), .observer = {}}));
-  const auto stream = device->CreateStream("compute");
-  const engine::RankContext context(*device, *stream, *comm, nullptr,
-                                    model::StorageTypeOf(plan.spec().train()));
+  const auto streams = engine::RankStreams::Create(*device, rank);
+  const engine::RankContext context = testing::MakeContext(plan, *device, streams, *comm);
   UPIPE_ASSIGN_OR_RETURN(auto step, train::TrainStep::Create(context, plan));
   UPIPE_ASSIGN_OR_RETURN(const std::string bytes, OneStep(plan, {rank, context, *step}));
   WriteFile(absl::StrCat(folder, "/gradient", rank), bytes);

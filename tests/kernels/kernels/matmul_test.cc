@@ -63,6 +63,27 @@ INSTANTIATE_TEST_SUITE_P(
       return cases;
     }()));
 
+// Heads of one token lie one after the other: as a matrix, one row whose distance to the next is
+// shorter than the row.
+TEST(Matmul, OneRowMayHaveAnyDistanceToTheNext) {
+  for (const bool wide : {false, true}) {
+    for (const Case& c : {Case{1, 21, 13, false, true, 1, 0, 0},
+                          {1, 21, 13, false, false, 1, 1, 0},
+                          {17, 21, 1, true, false, 1, 0, 0},
+                          {1, 21, 1, false, false, 1, 0.5f, 0}}) {
+      ExpectCpuMatchesReference(
+          [&](Memory& memory) {
+            MatmulParams p = Call(c, wide, memory);
+            for (TensorView* view : {&p.a, &p.b, &p.c}) {
+              if (view->shape[0] == 1) view->stride[0] = 2;
+            }
+            return p;
+          },
+          2);
+    }
+  }
+}
+
 // A bias is added once, unscaled, to every row.
 TEST(Matmul, BiasIsNotScaled) {
   ForEachStorage([](DType storage) {

@@ -7,6 +7,7 @@
 
 #include <cstdlib>
 #include <memory>
+#include <ostream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -139,6 +140,8 @@ std::vector<std::string> TrainWatched(const v1::RunPlan& plan,
   for (int rank = 0; rank < ranks; ++rank) {
     EXPECT_EQ(train::ToMessage(devices[rank]->allocator().stats()).arena_bytes(),
               plan.ranks(rank).memory().arena_bytes());
+    EXPECT_EQ(train::ToMessage(devices[rank]->host_allocator().stats()).arena_bytes(),
+              plan.ranks(rank).host_memory().arena_bytes());
   }
   return texts;
 }
@@ -148,6 +151,7 @@ struct Shape {
   SmallJob job;
   int threads = 1;
 };
+void PrintTo(const Shape& shape, std::ostream* out) { *out << shape.name; }
 
 class NoLargeAllocation : public ::testing::TestWithParam<Shape> {};
 
@@ -192,6 +196,68 @@ INSTANTIATE_TEST_SUITE_P(Shapes, NoLargeAllocation,
                                                   .context = 1024},
                                                  2}),
                          [](const auto& info) { return info.param.name; });
+
+// Tensors of tokens, heads and parameters above the limit, on whichever side they live.
+SmallJob Wide(v1::Method method) {
+  return {.ranks = 4,
+          .num_heads = 8,
+          .num_kv_heads = 4,
+          .head_dim = 64,
+          .hidden_size = 96,
+          .intermediate_size = 200,
+          .vocab_size = 1000,
+          .context = 1100,
+          .method = method};
+}
+template <typename Change>
+SmallJob With(SmallJob job, Change change) {
+  change(job);
+  return job;
+}
+void HiddenOnHost(SmallJob& job) { job.layer_inputs = job.hidden_stream = v1::PLACE_HOST; }
+
+INSTANTIATE_TEST_SUITE_P(
+    Methods, NoLargeAllocation,
+    ::testing::Values(Shape{"upipe", With(Wide(v1::METHOD_UPIPE),
+                                          [](SmallJob& job) {
+                                            HiddenOnHost(job);
+                                            job.optimizer = v1::PLACE_HOST;
+                                            job.attention_output = v1::ATTENTION_OUTPUT_HOST;
+                                            job.overlap = true;
+                                          })},
+                      Shape{"upipe_chunks", With(Wide(v1::METHOD_UPIPE),
+                                                 [](SmallJob& job) {
+                                                   HiddenOnHost(job);
+                                                   job.stage_kv = v1::PLACE_HOST;
+                                                   job.query_chunks = 2;
+                                                 })},
+                      Shape{"ulysses", With(Wide(v1::METHOD_ULYSSES),
+                                            [](SmallJob& job) {
+                                              HiddenOnHost(job);
+                                              job.optimizer = v1::PLACE_HOST;
+                                            })},
+                      Shape{"ring", With(Wide(v1::METHOD_RING),
+                                         [](SmallJob& job) {
+                                           job.ring_ranks = 4;
+                                           job.layer_inputs = v1::PLACE_HOST;
+                                           job.stride = 2;
+                                           job.optimizer = v1::PLACE_HOST;
+                                         })},
+                      Shape{"usp_keep", With(Wide(v1::METHOD_USP),
+                                             [](SmallJob& job) {
+                                               job.ring_ranks = 2;
+                                               HiddenOnHost(job);
+                                               job.ring_keep = true;
+                                             })},
+                      Shape{"hybrid", With(Wide(v1::METHOD_UPIPE),
+                                           [](SmallJob& job) {
+                                             job.ring_ranks = 2;
+                                             HiddenOnHost(job);
+                                             job.overlap = true;
+                                           })},
+                      Shape{"fpdt", With(Wide(v1::METHOD_FPDT),
+                                         [](SmallJob& job) { job.optimizer = v1::PLACE_HOST; })}),
+    [](const auto& info) { return info.param.name; });
 
 // The watch covers the run itself: a block taken between its steps is found.
 TEST(NoLargeAllocationTest, ABlockTakenDuringTheRunIsFound) {

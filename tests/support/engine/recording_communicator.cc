@@ -36,9 +36,10 @@ std::string ToString(const RecordedCollective& collective) {
                       absl::StrJoin(collective.received, " "), "]");
 }
 
-std::vector<int64_t> RecordingCommunicator::ToEveryPeer(int64_t bytes) const {
-  std::vector<int64_t> by_peer(size(), bytes);
-  by_peer[rank()] = 0;
+std::vector<int64_t> RecordingCommunicator::ToEach(const comm::RankGroup& group,
+                                                   int64_t bytes) const {
+  std::vector<int64_t> by_peer(size(), 0);
+  for (int peer : group) by_peer[peer] = peer == rank() ? 0 : bytes;
   return by_peer;
 }
 
@@ -49,25 +50,28 @@ absl::Status RecordingCommunicator::AllToAllV(const comm::AllToAllVParams& param
   return wrapped_.AllToAllV(params, stream);
 }
 
-absl::Status RecordingCommunicator::AllGather(const void* send, void* receive, int64_t bytes,
+absl::Status RecordingCommunicator::AllGather(const comm::RankGroup& group, const void* send,
+                                              void* receive, int64_t bytes,
                                               kernels::Stream& stream) {
-  recorded_.push_back({CollectiveKind::kAllGather, ToEveryPeer(bytes), ToEveryPeer(bytes)});
-  return wrapped_.AllGather(send, receive, bytes, stream);
+  recorded_.push_back({CollectiveKind::kAllGather, ToEach(group, bytes), ToEach(group, bytes)});
+  return wrapped_.AllGather(group, send, receive, bytes, stream);
 }
 
-absl::Status RecordingCommunicator::ReduceScatter(const float* send, float* receive, int64_t count,
-                                                  void* scratch, kernels::Stream& stream) {
+absl::Status RecordingCommunicator::ReduceScatter(const comm::RankGroup& group, const float* send,
+                                                  float* receive, int64_t count, void* scratch,
+                                                  kernels::Stream& stream) {
   recorded_.push_back({CollectiveKind::kReduceScatter,
-                       ToEveryPeer(count * static_cast<int64_t>(sizeof(float))),
+                       ToEach(group, count * static_cast<int64_t>(sizeof(float))),
                        {}});
-  OnStream(before_reduce_scatter, send, count * size(), stream);
-  return wrapped_.ReduceScatter(send, receive, count, scratch, stream);
+  OnStream(before_reduce_scatter, send, count * static_cast<int64_t>(group.size()), stream);
+  return wrapped_.ReduceScatter(group, send, receive, count, scratch, stream);
 }
 
 absl::Status RecordingCommunicator::AllReduce(double* values, int64_t count, comm::ReduceOp op,
                                               void* scratch, kernels::Stream& stream) {
-  recorded_.push_back(
-      {CollectiveKind::kAllReduce, ToEveryPeer(count * static_cast<int64_t>(sizeof(double))), {}});
+  recorded_.push_back({CollectiveKind::kAllReduce,
+                       ToEach(everyone(), count * static_cast<int64_t>(sizeof(double))),
+                       {}});
   OnStream<double>(before_all_reduce, values, count, stream);
   absl::Status status = wrapped_.AllReduce(values, count, op, scratch, stream);
   OnStream<double>(after_all_reduce, values, count, stream);
@@ -75,7 +79,7 @@ absl::Status RecordingCommunicator::AllReduce(double* values, int64_t count, com
 }
 
 absl::Status RecordingCommunicator::Barrier(kernels::Stream& stream) {
-  recorded_.push_back({CollectiveKind::kBarrier, ToEveryPeer(0), {}});
+  recorded_.push_back({CollectiveKind::kBarrier, ToEach(everyone(), 0), {}});
   return wrapped_.Barrier(stream);
 }
 

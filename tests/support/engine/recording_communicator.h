@@ -25,7 +25,8 @@ std::string ToString(const RecordedCollective& collective);
 
 class RecordingCommunicator final : public comm::Communicator {
  public:
-  explicit RecordingCommunicator(comm::Communicator& wrapped) : wrapped_(wrapped) {}
+  explicit RecordingCommunicator(comm::Communicator& wrapped)
+      : Communicator(wrapped.size()), wrapped_(wrapped) {}
 
   const std::vector<RecordedCollective>& recorded() const { return recorded_; }
   void Clear() { recorded_.clear(); }
@@ -38,12 +39,12 @@ class RecordingCommunicator final : public comm::Communicator {
   int rank() const override { return wrapped_.rank(); }
   int size() const override { return wrapped_.size(); }
   absl::Status AllToAllV(const comm::AllToAllVParams& params, kernels::Stream& stream) override;
-  absl::Status AllGather(const void* send, void* receive, int64_t bytes,
-                         kernels::Stream& stream) override;
-  absl::Status ReduceScatter(const float* send, float* receive, int64_t count, void* scratch,
-                             kernels::Stream& stream) override;
-  int64_t ReduceScatterScratchBytes(int64_t count) const override {
-    return wrapped_.ReduceScatterScratchBytes(count);
+  absl::Status AllGather(const comm::RankGroup& group, const void* send, void* receive,
+                         int64_t bytes, kernels::Stream& stream) override;
+  absl::Status ReduceScatter(const comm::RankGroup& group, const float* send, float* receive,
+                             int64_t count, void* scratch, kernels::Stream& stream) override;
+  int64_t ReduceScatterScratchBytes(int group_size, int64_t count) const override {
+    return wrapped_.ReduceScatterScratchBytes(group_size, count);
   }
   absl::Status AllReduce(double* values, int64_t count, comm::ReduceOp op, void* scratch,
                          kernels::Stream& stream) override;
@@ -56,7 +57,7 @@ class RecordingCommunicator final : public comm::Communicator {
   comm::CommStats stats() const override { return wrapped_.stats(); }
 
  private:
-  std::vector<int64_t> ToEveryPeer(int64_t bytes) const;
+  std::vector<int64_t> ToEach(const comm::RankGroup& group, int64_t bytes) const;
 
   comm::Communicator& wrapped_;
   std::vector<RecordedCollective> recorded_;

@@ -20,17 +20,14 @@ struct Outcome {
 
 Outcome RunSteps(kernels::Device& device, const v1::RunPlan& plan) {
   const auto comms = comm::InprocGroup::Create(1, {});
-  const auto stream = device.CreateStream("compute");
-  const engine::RankContext context(device, *stream, *comms[0], nullptr,
-                                    model::StorageTypeOf(plan.spec().train()));
+  const auto streams = engine::RankStreams::Create(device, 0);
+  const engine::RankContext context = testing::MakeContext(plan, device, streams, *comms[0]);
   const auto step = train::TrainStep::Create(context, plan);
   EXPECT_TRUE(step.ok()) << step.status();
-  const testing::Sequence sequence =
-      testing::MakeSequence(plan.spec().train().context(), plan.padded_context(), 37, 5);
-  const train::HostTokens host{sequence.tokens.data(), sequence.labels.data()};
+  const testing::Sequence sequence = testing::MakeSequence(plan.spec(), 5);
   Outcome outcome;
   for (int number = 1; number <= 3; ++number) {
-    const auto result = (*step)->Run(number, host);
+    const auto result = testing::RunStep({0, context, **step}, number, sequence);
     EXPECT_TRUE(result.ok()) << result.status();
     outcome = {result->loss, result->grad_norm};
   }
@@ -56,23 +53,21 @@ TEST_P(TimedDeviceTest, CountsWhatTheDryRunCounts) {
   const auto device = *train::CreateRankDevice(plan_, 0);
   TimedDevice timed(*device, Clock::kWall);
   const auto comms = comm::InprocGroup::Create(1, {});
-  const auto stream = timed.CreateStream("compute");
-  const engine::RankContext context(timed, *stream, *comms[0], nullptr,
-                                    model::StorageTypeOf(plan_.spec().train()));
+  const auto streams = engine::RankStreams::Create(timed, 0);
+  const engine::RankContext context = testing::MakeContext(plan_, timed, streams, *comms[0]);
   const auto step = *train::TrainStep::Create(context, plan_);
-  const testing::Sequence sequence =
-      testing::MakeSequence(plan_.spec().train().context(), plan_.padded_context(), 37, 5);
-  ASSERT_TRUE(stream->Synchronize().ok());
+  const testing::Sequence sequence = testing::MakeSequence(plan_.spec(), 5);
+  ASSERT_TRUE(context.stream().Synchronize().ok());
   timed.profile().Take();
   const double start = Seconds(Clock::kWall);
   ASSERT_TRUE(step->AnyRank(false).ok());
-  ASSERT_TRUE(step->Run(1, {sequence.tokens.data(), sequence.labels.data()}).ok());
+  ASSERT_TRUE(testing::RunStep({0, context, *step}, 1, sequence).ok());
   const double wall = Seconds(Clock::kWall) - start;
   std::map<std::string, OpTime> by_op;
   double in_compute = 0;
   for (const auto& [key, time] : timed.profile().Take()) {
     by_op[key.op].Add(time);
-    if (key.stream == "compute") in_compute += time.seconds;
+    if (key.stream == "compute0") in_compute += time.seconds;
     EXPECT_EQ(key.op == "matmul", !key.shape.empty()) << key.op;
   }
   EXPECT_GT(in_compute, 0);

@@ -54,6 +54,29 @@ TEST(Progress, LineTellsStepLossSpeedTimeLeftMemory) {
       "step 12/60  loss 3.2500  4,096 tokens/s  left 1 min 36 s  memory 1.0 MiB (peak 3.0 MiB)");
 }
 
+TEST(Progress, HostMemoryIsShownWhereAnyIsUsed) {
+  Progress progress;
+  v1::Job job = Running();
+  job.mutable_plan()->add_ranks()->mutable_host_memory()->set_peak_bytes(6 << 20);
+  progress.Take(job);
+  v1::StepReport report = Report(12);
+  report.mutable_host_memory()->add_tags()->set_tag("residual");
+  progress.Take(report);
+  EXPECT_THAT(progress.Line(), Not(HasSubstr("host")));
+  EXPECT_THAT(absl::StrJoin(progress.Block(80), "\n"), Not(HasSubstr("host")));
+  report = Report(13);
+  report.mutable_host_memory()->set_current_bytes(2 << 20);
+  report.mutable_host_memory()->set_peak_bytes(5 << 20);
+  v1::TagBytes& tag = *report.mutable_host_memory()->add_tags();
+  tag.set_tag("residual");
+  tag.set_peak_bytes(5 << 20);
+  progress.Take(report);
+  EXPECT_THAT(progress.Line(), HasSubstr("memory 1.0 MiB (peak 3.0 MiB)  host 2.0 MiB (peak 5.0"));
+  EXPECT_THAT(absl::StrJoin(progress.Block(80), "\n"),
+              AllOf(HasSubstr("host memory of rank 0: 2.0 MiB now, peak 5.0 MiB, planned 6.0 MiB"),
+                    HasSubstr("residual       ####")));
+}
+
 TEST(Progress, HeldOutLossStaysUntilTheNext) {
   Progress progress;
   progress.Take(Running());

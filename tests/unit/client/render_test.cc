@@ -76,6 +76,23 @@ TEST(Render, TablesAlignAndDoNotTrail) {
             "A    LONG  C\nxxx  y\n     z     w\n");
 }
 
+TEST(Render, ParallelSummaryNamesTheAxesInUse) {
+  v1::JobSpec spec;
+  spec.mutable_model()->set_num_heads(8);
+  spec.mutable_parallel()->set_ranks(16);
+  spec.mutable_parallel()->set_method(v1::METHOD_ULYSSES);
+  EXPECT_EQ(ParallelSummary(spec), "8 heads on 16 ranks, ulysses");
+  spec.mutable_parallel()->set_method(v1::METHOD_RING);
+  EXPECT_EQ(ParallelSummary(spec), "8 heads on 16 ranks, ring, 1 Ulysses x 16 ring");
+  spec.mutable_parallel()->set_method(v1::METHOD_UPIPE);
+  spec.mutable_parallel()->set_heads_per_stage(2);
+  spec.mutable_parallel()->set_ring_ranks(2);
+  spec.mutable_parallel()->set_fsdp_ranks(2);
+  spec.mutable_parallel()->set_dp_ranks(2);
+  EXPECT_EQ(ParallelSummary(spec),
+            "8 heads on 16 ranks, upipe, U = 2, 2 Ulysses x 2 ring x 2 fsdp x 2 dp");
+}
+
 TEST(Render, NothingUntrustedReachesTheTerminalRaw) {
   EXPECT_EQ(Printable("a\x1b[2J\nb"), "a [2J b");
   EXPECT_THAT(RenderJob(FailedJob(), absl::UnixEpoch()), Not(HasSubstr("\x1b")));
@@ -99,6 +116,20 @@ TEST(Render, DescribeShowsPlannedBesideMeasuredBytes) {
   EXPECT_THAT(text, testing::ContainsRegex("weights +1\\.0 KiB +1\\.0 KiB +equal"));
   EXPECT_THAT(text, testing::ContainsRegex("attn_q +3\\.0 KiB +2\\.5 KiB +-512 B off"));
   EXPECT_THAT(text, testing::ContainsRegex("all, live +4\\.0 KiB +4\\.0 KiB +equal"));
+}
+
+TEST(Render, DescribeShowsHostBytesWhereAnyAreUsed) {
+  v1::Job job = FailedJob();
+  EXPECT_THAT(RenderJob(job, absl::UnixEpoch()), Not(HasSubstr("HOST MEMORY")));
+  v1::MemoryUsage& planned = *job.mutable_plan()->mutable_ranks(1)->mutable_host_memory();
+  planned.set_peak_bytes(8192);
+  SetTag(planned, "residual", 8192);
+  EXPECT_THAT(RenderJob(job, absl::UnixEpoch()), HasSubstr("HOST MEMORY"));
+  *job.mutable_ranks(1)->mutable_last_report()->mutable_host_memory() = planned;
+  const std::string text = RenderJob(job, absl::UnixEpoch());
+  const std::string host = text.substr(text.find("HOST MEMORY PER RANK (largest)"));
+  EXPECT_THAT(host, testing::ContainsRegex("residual +8\\.0 KiB +8\\.0 KiB +equal"));
+  EXPECT_THAT(host, testing::ContainsRegex("all, live +8\\.0 KiB +8\\.0 KiB +equal"));
 }
 
 TEST(Render, ListHasOneRowPerJob) {

@@ -255,7 +255,10 @@ const Patch kPatches[] = {
      "layer_types: is no list of num_hidden_layers 36 kinds of layers"},
     {"qwen3-8b", R"({"num_hidden_layers": 2,
         "layer_types": ["full_attention", "sliding_attention"]})",
-     "layer_types: has 'sliding_attention'; only full_attention is supported"},
+     "layer_types: has 'full_attention' and 'sliding_attention'; layers of different kinds"},
+    {"qwen3-8b", R"({"num_hidden_layers": 1, "layer_types": ["chunked_attention"]})",
+     "layer_types: has 'chunked_attention'; full_attention and sliding_attention are supported"},
+    {"qwen3-8b", R"({"num_hidden_layers": 1, "layer_types": [7]})", "layer_types: has 7; full_"},
     {"mistral-7b-v0.1", R"({"num_hidden_layers": 1, "layer_types": ["full_attention"]})",
      "layer_types: says full_attention and sliding_window is 4096; set sliding_window to null"},
     {"qwen2-7b", R"({"use_sliding_window": true, "max_window_layers": 21})",
@@ -361,7 +364,7 @@ TEST(HfConfig, AbsentKeysTakeTheDefaultsOfTheirModelType) {
             8);
 }
 
-TEST(HfConfig, WindowsAreReadWhereTheyWouldBeComputed) {
+TEST(HfConfig, WindowsAreReadWhereTheyAreComputed) {
   v1::ModelSpec model;
   EXPECT_EQ(ProblemsWith("qwen2-7b", R"({"use_sliding_window": true, "max_window_layers": 0,
                                          "sliding_window": 4096})",
@@ -372,6 +375,25 @@ TEST(HfConfig, WindowsAreReadWhereTheyWouldBeComputed) {
   EXPECT_FALSE(model.has_window());  // from layer 28 of 28 on
   EXPECT_EQ(ProblemsWith("qwen2-7b", R"({"use_sliding_window": true, "max_window_layers": 0,
                                          "sliding_window": null})",
+                         &model),
+            "");
+  EXPECT_FALSE(model.has_window());
+  // A list of layers counts for more than max_window_layers, the switch for more than the list.
+  EXPECT_EQ(ProblemsWith("qwen2-7b", R"({"use_sliding_window": true, "sliding_window": 4096,
+                                         "max_window_layers": 28, "num_hidden_layers": 2,
+                                         "layer_types": ["sliding_attention",
+                                                         "sliding_attention"]})",
+                         &model),
+            "");
+  EXPECT_EQ(model.window(), 4096);
+  EXPECT_EQ(ProblemsWith("qwen2-7b", R"({"use_sliding_window": false, "num_hidden_layers": 1,
+                                         "layer_types": ["sliding_attention"]})",
+                         &model),
+            "");
+  EXPECT_FALSE(model.has_window());
+  EXPECT_EQ(ProblemsWith("qwen2-7b", R"({"use_sliding_window": true, "max_window_layers": 0,
+                                         "num_hidden_layers": 1,
+                                         "layer_types": ["full_attention"]})",
                          &model),
             "");
   EXPECT_FALSE(model.has_window());

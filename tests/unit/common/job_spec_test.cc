@@ -66,7 +66,9 @@ TEST(JobSpec, DefaultsAreThoseOfTheProto) {
   EXPECT_EQ(spec.train().eval_sequences(), 1);
   EXPECT_FALSE(spec.train().has_memory_per_rank());
   EXPECT_EQ(spec.train().dtype(), v1::DTYPE_FP32);
-  EXPECT_EQ(spec.memory().attention_output(), v1::ATTENTION_OUTPUT_RECOMPUTE);
+  EXPECT_EQ(spec.train().gradient_accumulation(), 1);
+  EXPECT_EQ(spec.data().documents(), v1::DOCUMENTS_JOIN);
+  EXPECT_TRUE(spec.model().causal());
   EXPECT_TRUE(spec.model().has_qk_norm());
   EXPECT_FALSE(spec.model().qk_norm());
   EXPECT_TRUE(spec.model().has_qkv_bias());
@@ -180,50 +182,25 @@ const Case kCases[] = {
     {"model.rope.dynamic",
      Scaling("linear { factor: 2 } dynamic { factor: 2 original_context: 8192 }"),
      "is given beside linear; at most one scaling of llama3, linear, dynamic, yarn"},
-    {"model.window", [](v1::JobSpec& s) { s.mutable_model()->set_window(8191); },
-     "window 8,191 is below the context 8,192: no method of this version computes a sliding"},
-    {"model.window", [](v1::JobSpec& s) { s.mutable_model()->set_window(0); }, "0 is outside"},
+    {"model.window", [](v1::JobSpec& s) { s.mutable_model()->set_window(0); },
+     "0 is outside 1 to 1,073,741,824"},
     {"model.max_position", [](v1::JobSpec& s) { s.mutable_model()->set_max_position(0); },
      "0 is outside 1 to 1,073,741,824"},
     {"model.preset", [](v1::JobSpec& s) { s.mutable_model()->set_preset("llama3-9b"); },
      "'llama3-9b' is unknown; did you mean 'llama3-8b'?"},
     {"model.hf_config", [](v1::JobSpec& s) { s.mutable_model()->set_hf_config("config.json"); },
      "only whoever reads the job file can open"},
-    {"memory.attention_output",
-     [](v1::JobSpec& s) {
-       s.mutable_memory()->set_attention_output(static_cast<v1::AttentionOutput>(3));
-     },
-     "3 is neither recompute nor device"},
     {"train.dtype", [](v1::JobSpec& s) { s.mutable_train()->set_dtype(static_cast<v1::Dtype>(7)); },
      "7 is neither fp32 nor bf16"},
     {"train.dtype", [](v1::JobSpec& s) { s.mutable_train()->set_dtype(v1::DTYPE_UNSPECIFIED); },
      "0 is neither"},
     {"data.path", [](v1::JobSpec& s) { s.mutable_data()->set_path(""); }, "upipe data pack"},
-    {"parallel.ranks", [](v1::JobSpec& s) { s.mutable_parallel()->set_ranks(1025); },
-     "1,025 is outside"},
-    {"parallel.method", [](v1::JobSpec& s) { s.mutable_parallel()->clear_method(); },
-     "upipe or ulysses"},
-    {"parallel.method",
-     [](v1::JobSpec& s) { s.mutable_parallel()->set_method(static_cast<v1::Method>(99)); },
-     "upipe or ulysses"},
-    {"parallel.heads_per_stage",
-     [](v1::JobSpec& s) { s.mutable_parallel()->clear_heads_per_stage(); },
-     "is required for method upipe; legal values for 8 heads on 4 ranks: 4, 8"},
-    {"parallel.heads_per_stage",
-     [](v1::JobSpec& s) { s.mutable_parallel()->set_heads_per_stage(6); },
-     "6 is not a multiple of the 4 ranks; legal values for 8 heads on 4 ranks: 4, 8"},
-    {"parallel.heads_per_stage",
-     [](v1::JobSpec& s) { s.mutable_parallel()->set_heads_per_stage(2); },
-     "2 is below the 4 ranks"},
-    {"parallel.heads_per_stage",
-     [](v1::JobSpec& s) { s.mutable_parallel()->set_heads_per_stage(0); }, "0 is below"},
-    {"parallel.heads_per_stage",
-     [](v1::JobSpec& s) { s.mutable_parallel()->set_heads_per_stage(-4); }, "-4 is below"},
-    {"parallel.heads_per_stage",
-     [](v1::JobSpec& s) { s.mutable_parallel()->set_heads_per_stage(12); },
-     "12 is above what 8 heads can fill"},
-    {"parallel.heads_per_stage",
-     [](v1::JobSpec& s) { s.mutable_parallel()->set_method(v1::METHOD_ULYSSES); }, "remove it"},
+    {"data.documents",
+     [](v1::JobSpec& s) { s.mutable_data()->set_documents(static_cast<v1::Documents>(9)); },
+     "9 is none of join, separate, restart"},
+    {"data.documents",
+     [](v1::JobSpec& s) { s.mutable_data()->set_documents(v1::DOCUMENTS_UNSPECIFIED); },
+     "0 is none of"},
     {"parallel.threads_per_rank",
      [](v1::JobSpec& s) { s.mutable_parallel()->set_threads_per_rank(65); }, "65 is outside"},
     {"parallel.isa_cap", [](v1::JobSpec& s) { s.mutable_parallel()->set_isa_cap("AVX 2"); },
@@ -266,6 +243,12 @@ const Case kCases[] = {
      "-1 is outside"},
     {"train.memory_per_rank", [](v1::JobSpec& s) { s.mutable_train()->set_memory_per_rank(0); },
      "0 is outside"},
+    {"train.gradient_accumulation",
+     [](v1::JobSpec& s) { s.mutable_train()->set_gradient_accumulation(0); },
+     "0 is outside 1 to 1,048,576"},
+    {"train.gradient_accumulation",
+     [](v1::JobSpec& s) { s.mutable_train()->set_gradient_accumulation((1 << 20) + 1); },
+     "1,048,577 is outside"},
 };
 
 TEST(JobSpec, EachViolationIsNamedOnceWithItsNumbers) {
@@ -294,34 +277,6 @@ TEST(JobSpec, NoClippingIsLegal) {
   EXPECT_THAT(ValidateJobSpec(spec), IsEmpty());
 }
 
-// SCHEDULE "Legal U", for every U of several (H, C): u = U / C whole, 1 <= u <= ceil(H / C).
-TEST(JobSpec, LegalHeadsPerStageIsExactlyTheSchedules) {
-  for (const int64_t heads : {1, 3, 7, 8, 28}) {
-    for (const int ranks : {1, 2, 3, 4, 8}) {
-      for (int64_t value = -1; value <= 40; ++value) {
-        v1::JobSpec spec = LegalSpec();
-        spec.mutable_model()->set_num_heads(heads);
-        spec.mutable_model()->set_num_kv_heads(1);
-        spec.mutable_parallel()->set_ranks(ranks);
-        spec.mutable_parallel()->set_heads_per_stage(value);
-        const int64_t u = value / ranks;
-        const bool legal = value % ranks == 0 && u >= 1 && u <= (heads + ranks - 1) / ranks;
-        EXPECT_EQ(ValidateJobSpec(spec).empty(), legal)
-            << heads << " heads, " << ranks << " ranks, U " << value;
-      }
-    }
-  }
-}
-
-TEST(JobSpec, ManyLegalHeadsPerStageAreARange) {
-  v1::JobSpec spec = LegalSpec();
-  spec.mutable_model()->set_num_heads(64);
-  spec.mutable_parallel()->set_heads_per_stage(5);
-  const auto violations = ValidateJobSpec(spec);
-  ASSERT_EQ(violations.size(), 1u);
-  EXPECT_THAT(violations[0].message, HasSubstr("multiples of 4 from 4 to 64"));
-}
-
 TEST(JobSpec, TheLongestContextIsLegalAndOneMoreIsNot) {
   v1::JobSpec spec = LegalSpec();
   spec.mutable_train()->set_context(int64_t{1} << 30);
@@ -333,22 +288,6 @@ TEST(JobSpec, TheLongestContextIsLegalAndOneMoreIsNot) {
   ASSERT_EQ(violations.size(), 1u);
   EXPECT_EQ(violations[0].field, "train.context");
   EXPECT_THAT(violations[0].message, HasSubstr("1,073,741,825 is outside 1 to 1,073,741,824"));
-}
-
-TEST(JobSpec, WarnsOfIdleAndUnevenRanksAndPadding) {
-  v1::JobSpec spec = LegalSpec();
-  spec.mutable_model()->set_num_heads(28);
-  spec.mutable_model()->set_num_kv_heads(4);
-  spec.mutable_parallel()->set_ranks(8);
-  spec.mutable_parallel()->set_heads_per_stage(8);
-  EXPECT_THAT(JobSpecWarnings(spec),
-              ElementsAre(HasSubstr("busiest rank does 4 heads against 3.5")));
-  spec.mutable_model()->set_num_heads(4);
-  EXPECT_THAT(JobSpecWarnings(spec), ElementsAre(HasSubstr("4 ranks idle")));
-  spec.mutable_model()->set_num_heads(8);
-  spec.mutable_train()->set_context(8190);
-  EXPECT_EQ(PaddedContext(spec), 8192);
-  EXPECT_THAT(JobSpecWarnings(spec), ElementsAre(HasSubstr("padded by 2 tokens")));
 }
 
 v1::JobSpec PresetSpec(const char* preset) {
@@ -407,8 +346,20 @@ TEST(JobSpec, AnUnknownPresetIsTheOnlyViolation) {
 
 TEST(JobSpec, AWindowOfTheWholeContextIsNone) {
   v1::JobSpec spec = LegalSpec();
+  spec.mutable_model()->set_window(8191);
+  EXPECT_THAT(ValidateJobSpec(spec), IsEmpty());
+  EXPECT_THAT(JobSpecWarnings(spec), IsEmpty());
   spec.mutable_model()->set_window(8192);
   EXPECT_THAT(ValidateJobSpec(spec), IsEmpty());
+  EXPECT_THAT(JobSpecWarnings(spec),
+              ElementsAre(HasSubstr("model.window 8,192 is not below train.context 8,192")));
+}
+
+TEST(JobSpec, AFullMaskIsLegalAndWarnedOf) {
+  v1::JobSpec spec = LegalSpec();
+  spec.mutable_model()->set_causal(false);
+  EXPECT_THAT(ValidateJobSpec(spec), IsEmpty());
+  EXPECT_THAT(JobSpecWarnings(spec), ElementsAre(HasSubstr("a query sees the token that its")));
 }
 
 TEST(JobSpec, WarnsOfPositionsBeyondWhatWasTrained) {

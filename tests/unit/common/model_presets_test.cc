@@ -86,9 +86,9 @@ TEST(ModelPresets, AreLegalModels) {
   for (const PresetInfo& preset : ModelPresets()) {
     SpecChecker checker;
     const v1::ModelSpec model = WithModelDefaults(preset.model);
-    CheckModel(model, 8192, checker);
+    CheckModel(model, checker);
     EXPECT_THAT(checker.Take(), IsEmpty()) << preset.name;
-    EXPECT_THAT(PositionWarnings(model, 8192), IsEmpty()) << preset.name;
+    EXPECT_THAT(ModelWarnings(model, 8192), IsEmpty()) << preset.name;
   }
 }
 

@@ -3,6 +3,7 @@
 #include <google/protobuf/util/message_differencer.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <random>
@@ -43,11 +44,13 @@ class SpecMaker {
     if (Maybe()) train.set_eval_sequences(Whole(0, 1000));
     if (Maybe()) train.set_memory_per_rank(Whole(1, int64_t{1} << 50));
     if (Maybe()) train.set_dtype(Maybe() ? v1::DTYPE_BF16 : v1::DTYPE_FP32);
+    if (Maybe()) train.set_gradient_accumulation(Whole(1, 1 << 20));
+    if (Maybe()) spec.mutable_data()->set_documents(static_cast<v1::Documents>(Whole(1, 3)));
     if (Maybe()) {
-      spec.mutable_memory()->set_attention_output(Maybe() ? v1::ATTENTION_OUTPUT_DEVICE
-                                                          : v1::ATTENTION_OUTPUT_RECOMPUTE);
+      FillMemory(spec.parallel(), WithDefaults(spec).model().num_layers(), *spec.mutable_memory());
     }
-    if (Maybe()) spec.mutable_model()->set_window(Whole(train.context(), int64_t{1} << 30));
+    if (Maybe()) spec.mutable_model()->set_window(Whole(1, int64_t{1} << 30));
+    if (Maybe()) spec.mutable_model()->set_causal(Maybe());
     return spec;
   }
 
@@ -107,12 +110,45 @@ class SpecMaker {
     }
   }
 
+  void FillMemory(const v1::ParallelSpec& parallel, int64_t num_layers, v1::MemorySpec& memory) {
+    const bool fpdt = parallel.method() == v1::METHOD_FPDT;
+    const bool ring =
+        parallel.ring_ranks() > 1 ||
+        (parallel.method() == v1::METHOD_RING && WithParallelDefaults(parallel).ring_ranks() > 1);
+    if (Maybe()) memory.set_attention_output(v1::ATTENTION_OUTPUT_RECOMPUTE);
+    if (Maybe()) memory.set_attention_output(v1::ATTENTION_OUTPUT_HOST);
+    if (Maybe()) memory.set_layer_inputs(v1::PLACE_HOST);
+    if (memory.has_layer_inputs() && Maybe()) memory.set_hidden_stream(v1::PLACE_HOST);
+    if (!fpdt && !memory.has_hidden_stream() && Maybe()) {
+      memory.set_attention_output(v1::ATTENTION_OUTPUT_DEVICE);
+      memory.set_hidden_stream(v1::PLACE_DEVICE);
+    }
+    if (!ring && Maybe()) memory.set_stage_kv(v1::PLACE_HOST);
+    if (Maybe()) memory.set_checkpoint_stride(static_cast<int32_t>(Whole(1, num_layers)));
+    if (Maybe()) memory.set_query_chunks(Whole(fpdt ? 2 : 1, 1024));
+    if (Maybe()) memory.set_overlap(Maybe());
+    if (ring && Maybe()) memory.set_ring_kv(v1::RING_KV_KEEP);
+    if (Maybe()) memory.set_ring_kv(ring && Maybe() ? v1::RING_KV_KEEP : v1::RING_KV_PASS);
+    if (Maybe()) memory.set_optimizer(Maybe() ? v1::PLACE_HOST : v1::PLACE_DEVICE);
+  }
+
   void FillParallel(int64_t num_heads, v1::ParallelSpec& parallel) {
-    parallel.set_ranks(static_cast<int32_t>(Whole(1, 64)));
-    parallel.set_method(Maybe() ? v1::METHOD_UPIPE : v1::METHOD_ULYSSES);
+    parallel.set_method(static_cast<v1::Method>(Whole(1, 5)));
+    if (Maybe()) parallel.set_fsdp_ranks(static_cast<int32_t>(Whole(1, 4)));
+    if (Maybe()) parallel.set_dp_ranks(static_cast<int32_t>(Whole(1, 4)));
+    const int64_t ulysses = parallel.method() == v1::METHOD_RING ? 1 : Whole(1, 8);
+    int64_t ring = 1;
+    if (parallel.method() == v1::METHOD_USP) ring = Whole(2, 4);
+    if (parallel.method() == v1::METHOD_RING) ring = Whole(1, 8);
+    if (parallel.method() == v1::METHOD_UPIPE) ring = Whole(1, 4);
+    if (ring > 1 && parallel.method() != v1::METHOD_RING) {
+      parallel.set_ring_ranks(static_cast<int32_t>(ring));
+    }
+    const int64_t groups =
+        int64_t{std::max(1, parallel.fsdp_ranks())} * std::max(1, parallel.dp_ranks());
+    parallel.set_ranks(static_cast<int32_t>(groups * ulysses * ring));
     if (parallel.method() == v1::METHOD_UPIPE) {
-      const int64_t stages = (num_heads + parallel.ranks() - 1) / parallel.ranks();
-      parallel.set_heads_per_stage(parallel.ranks() * Whole(1, stages));
+      parallel.set_heads_per_stage(ulysses * Whole(1, (num_heads + ulysses - 1) / ulysses));
     }
     if (Maybe()) parallel.set_threads_per_rank(static_cast<int32_t>(Whole(1, 64)));
     if (Maybe()) parallel.set_isa_cap(Maybe() ? "AVX3_BF16" : "");

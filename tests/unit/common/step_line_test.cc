@@ -56,6 +56,11 @@ StepLine Full() {
   tag.set_bytes(1);
   tag.set_peak_bytes(3);
   tag.set_at_peak_bytes(2);
+  v1::MemoryUsage& host_memory = *report.mutable_host_memory();
+  host_memory = memory;
+  host_memory.set_current_bytes(11);
+  host_memory.set_peak_bytes(12);
+  host_memory.mutable_tags(0)->set_tag("residual");
   return line;
 }
 
@@ -85,6 +90,7 @@ TEST(StepLine, ASmallReportIsAShortLine) {
   line.report.set_step(1);
   line.report.set_loss(5.5);
   line.report.mutable_memory()->add_tags()->set_tag("logits");  // never held anything
+  line.report.mutable_host_memory()->add_tags()->set_tag("residual");
   EXPECT_EQ(FormatStepLine(line),
             R"({"rank":0,"step":1,"total_steps":0,"loss":5.5,"grad_norm":0.0,"learning_rate":0.0,)"
             R"("skipped":false,"skipped_steps_total":0,"tokens":0,"tokens_per_second":0.0,)"
@@ -120,6 +126,7 @@ TEST(StepLine, WhatIsNoLineIsRefused) {
   for (const char* text :
        {"", "{", "[]", "7", "{}", R"({"rank":0})", R"({"rank":"x","step":1})",
         R"({"rank":0,"step":1,"loss":"low"})", R"({"rank":0,"step":1,"memory":[1]})",
+        R"({"rank":0,"step":1,"host_memory":{"tags":[7]}})",
         R"({"rank":0,"step":1,"memory":{"tags":{"weights":7}}})",
         R"({"rank":0,"step":1,"loss_by_position":[{"begin":0}]})"}) {
     EXPECT_EQ(ParseStepLine(text).status().code(), absl::StatusCode::kDataLoss) << text;

@@ -55,6 +55,16 @@ TEST_F(JobStates, TheOfferPlannedForIsTheSmallestOfTheLargest) {
   EXPECT_THAT(cause().message(), AllOf(HasSubstr("701"), HasSubstr("700")));
 }
 
+TEST_F(JobStates, HostMemoryCountsBesideTheDevices) {
+  Workers();
+  Submit(2);
+  v1::PlanResult result = PlanOf(2, 600);
+  result.mutable_plan()->mutable_ranks(1)->mutable_host_memory()->set_arena_bytes(401);
+  core_.Do(PlanFinished{"j", result});
+  EXPECT_EQ(core_.JobStateOf("j"), v1::JOB_STATE_FAILED);
+  EXPECT_THAT(cause().message(), AllOf(HasSubstr("1001 bytes"), HasSubstr("1000 bytes")));
+}
+
 TEST_F(JobStates, TheJobsOwnLimitIsPlannedForAndHeld) {
   Workers();
   v1::JobSpec spec = SpecOf(2);

@@ -222,5 +222,101 @@ TEST(SequenceSource, RefusesTokensOutsideTheVocabulary) {
   }
 }
 
+// Tokens that tell their offsets, documents that begin at `starts`.
+absl::StatusOr<SequenceSource> SourceOf(const std::vector<uint64_t>& starts, int num_tokens,
+                                        int64_t context,
+                                        LabelRule labels = LabelRule::kEveryToken) {
+  std::vector<uint16_t> tokens(num_tokens);
+  std::iota(tokens.begin(), tokens.end(), uint16_t{0});
+  auto shard = ShardFromBytes(ShardBytes(tokens, starts, 65536));
+  UPIPE_CHECK_OK(shard.status());
+  return SequenceSource::Create(*std::move(shard), context, 5, labels);
+}
+
+TEST(SequenceSourceDocuments, AreThoseOfTheWindowAndBeginAtZero) {
+  // Every phase of the window against documents of 1 to 90 tokens, against the definition.
+  const std::vector<uint64_t> starts = {0, 1, 2, 40, 41, 130, 199, 200, 260, 300};
+  for (const int64_t context : {1, 2, 7, 50, 100}) {
+    const auto source = SourceOf(starts, 350, context);
+    std::set<int64_t> counts;
+    for (int64_t index = 0; index < 400; ++index) {
+      const auto offset = static_cast<uint64_t>(source->Window(index).token_offset);
+      std::vector<int64_t> expected = {0};
+      for (const uint64_t start : starts) {
+        if (start > offset && start < offset + context) {
+          expected.push_back(static_cast<int64_t>(start - offset));
+        }
+      }
+      const auto documents = source->Documents(index);
+      ASSERT_TRUE(documents.ok()) << documents.status();
+      ASSERT_EQ(*documents, expected) << "context " << context << ", offset " << offset;
+      counts.insert(static_cast<int64_t>(expected.size()));
+    }
+    EXPECT_GE(counts.size(), context == 1 ? 1u : 2u);
+  }
+}
+
+TEST(SequenceSourceDocuments, NoLabelCrossesABoundary) {
+  const std::vector<uint64_t> starts = {0, 1, 2, 40, 41, 130, 199, 200, 260, 300};
+  const std::set<int64_t> first(starts.begin(), starts.end());
+  const auto plain = SourceOf(starts, 350, 50);
+  const auto cut = SourceOf(starts, 350, 50, LabelRule::kWithinDocuments);
+  int64_t at_the_end = 0;
+  for (int64_t index = 0; index < 400; ++index) {
+    const int64_t offset = cut->Window(index).token_offset;
+    // In two slices of any place, as two ranks read them; a boundary may lie between.
+    const int64_t split = index % 51;
+    std::vector<int32_t> tokens(50), labels(50), plain_tokens(50), plain_labels(50);
+    ASSERT_EQ(cut->Read(index, 0, split, tokens.data(), labels.data()), absl::OkStatus());
+    ASSERT_EQ(cut->Read(index, split, 50 - split, &tokens.data()[split], &labels.data()[split]),
+              absl::OkStatus());
+    ASSERT_EQ(plain->Read(index, 0, 50, plain_tokens.data(), plain_labels.data()),
+              absl::OkStatus());
+    EXPECT_EQ(tokens, plain_tokens);
+    for (int64_t i = 0; i < 50; ++i) {
+      const bool crosses = first.contains(offset + i + 1);
+      ASSERT_EQ(labels[i], crosses ? -1 : plain_labels[i]) << "offset " << offset << " + " << i;
+      if (crosses && i == 49) ++at_the_end;
+    }
+  }
+  EXPECT_GT(at_the_end, 0);  // the document that begins right behind the window counts, too
+}
+
+TEST(SequenceSourceDocuments, StartsOutOfOrderAreDataLoss) {
+  // Each damages one of {0, 10, 20, 30} of a shard of 42 tokens: one window, from 0 or 1.
+  for (const std::vector<uint64_t>& starts :
+       std::vector<std::vector<uint64_t>>{{0, 20, 10, 30},
+                                          {0, 10, 10, 30},
+                                          {5, 10, 20, 30},
+                                          {0, 10, 20, 42},
+                                          {0, 10, ~uint64_t{0}, 30},
+                                          {0, 10, 20, uint64_t{1} << 63}}) {
+    const auto source = SourceOf(starts, 42, 40, LabelRule::kWithinDocuments);
+    ASSERT_TRUE(source.ok());
+    const absl::Status documents = source->Documents(0).status();
+    EXPECT_EQ(documents.code(), absl::StatusCode::kDataLoss) << testing::PrintToString(starts);
+    EXPECT_THAT(std::string(documents.message()), AllOf(HasSubstr("made.tokens: document "),
+                                                        HasSubstr("out of order or past its 42")));
+    std::vector<int32_t> tokens(40), labels(40);
+    EXPECT_EQ(source->Read(0, 0, 40, tokens.data(), labels.data()).code(),
+              absl::StatusCode::kDataLoss)
+        << testing::PrintToString(starts);
+  }
+  EXPECT_EQ(MakeSource(100, 10, 0).Documents(-1).status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+TEST(RotaryPositions, RestartInEveryDocument) {
+  const std::vector<int64_t> documents = {0, 3, 4, 9};
+  const std::vector<int64_t> all = {0, 1, 2, 0, 0, 1, 2, 3, 4, 0, 1, 2};
+  for (int64_t begin = 0; begin <= 12; ++begin) {
+    for (int64_t end = begin; end <= 12; ++end) {
+      std::vector<int64_t> positions(end - begin, -1);
+      RotaryPositions(documents, {.begin = begin, .end = end}, positions.data());
+      EXPECT_EQ(positions, std::vector<int64_t>(all.begin() + begin, all.begin() + end));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace upipe::data

@@ -27,11 +27,9 @@ struct TestDevice {
 };
 
 Outcome Train(const v1::RunPlan& plan, const TestDevice& device) {
-  const SmallJob job;
   std::vector<Sequence> sequences;
   for (int64_t step = 0; step < kSteps; ++step) {
-    sequences.push_back(
-        MakeSequence(plan.spec().train().context(), plan.padded_context(), job.vocab_size, step));
+    sequences.push_back(MakeSequence(plan.spec(), step));
   }
   Outcome outcome;
   Collector weights, first, second;
@@ -47,9 +45,7 @@ Outcome Train(const v1::RunPlan& plan, const TestDevice& device) {
            }},
       [&](Rank rank) -> absl::Status {
         for (int64_t step = 1; step <= kSteps; ++step) {
-          UPIPE_ASSIGN_OR_RETURN(
-              const auto result,
-              rank.step.Run(step, sequences[step - 1].Slice(rank.step.tokens(), rank.rank)));
+          UPIPE_ASSIGN_OR_RETURN(const auto result, RunStep(rank, step, sequences[step - 1]));
           EXPECT_FALSE(result.skipped) << "rank " << rank.rank << " step " << step;
           if (rank.rank != 0) continue;
           outcome.losses.push_back(result.loss);

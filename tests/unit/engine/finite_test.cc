@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <thread>
 #include <vector>
@@ -27,11 +28,11 @@ v1::RunPlan PlanOf(const v1::JobSpec& spec) {
 
 // The bits of a shard, so that NaN equals itself.
 std::vector<uint32_t> Bits(Rank rank, const kernels::TensorView& shard) {
-  std::vector<uint32_t> host(shard.shape[0]);
-  rank.context.device().CopyToHost(host.data(), shard.data, shard.num_bytes(),
-                                   rank.context.stream());
-  EXPECT_TRUE(rank.context.stream().Synchronize().ok());
-  return host;
+  const auto values = ReadShard(rank, shard);
+  EXPECT_TRUE(values.ok()) << values.status();
+  std::vector<uint32_t> bits(values->size());
+  std::memcpy(bits.data(), values->data(), values->size() * sizeof(float));
+  return bits;
 }
 
 // Everything an update may change on a rank.
@@ -48,13 +49,15 @@ State StateOf(Rank rank) {
 // What one rank puts into the reductions of a step.
 struct Contribution {
   double loss = std::nan(""), count = std::nan("");  // before they are summed over ranks
+  double squares = std::nan("");
   int64_t nonzero_gradients = 0, reduced_gradients = 0;
   size_t collectives = 0;
   bool skipped = true;
 };
 
-// One step of `sequence` over recorded communicators.
-std::vector<Contribution> RecordStep(const v1::RunPlan& plan, const Sequence& sequence) {
+// One step of `sequences` over recorded communicators.
+std::vector<Contribution> RecordStep(const v1::RunPlan& plan,
+                                     absl::Span<const Sequence> sequences) {
   const int ranks = plan.spec().parallel().ranks();
   const auto comms =
       comm::InprocGroup::Create(ranks, {.deadline = absl::Minutes(1), .observer = {}});
@@ -64,8 +67,8 @@ std::vector<Contribution> RecordStep(const v1::RunPlan& plan, const Sequence& se
     Contribution& mine = contributions[rank];
     RecordingCommunicator comm(*comms[rank]);
     UPIPE_ASSIGN_OR_RETURN(const auto device, train::CreateRankDevice(plan, rank));
-    const auto stream = device->CreateStream(absl::StrCat("compute", rank));
-    const engine::RankContext context(*device, *stream, comm, nullptr, kernels::DType::kFloat32);
+    const auto streams = engine::RankStreams::Create(*device, rank);
+    const engine::RankContext context = MakeContext(plan, *device, streams, comm);
     UPIPE_ASSIGN_OR_RETURN(const auto step, train::TrainStep::Create(context, plan));
     comm.Clear();
     comm.before_reduce_scatter = [&](const float* values, int64_t count) {
@@ -76,11 +79,12 @@ std::vector<Contribution> RecordStep(const v1::RunPlan& plan, const Sequence& se
       if (count != optim::StepScalarsView::kNumReduced) return;
       mine.loss = values[0];
       mine.count = values[1];
+      mine.squares = values[count - 1];
     };
-    UPIPE_ASSIGN_OR_RETURN(const auto result, step->Run(1, sequence.Slice(step->tokens(), rank)));
+    UPIPE_ASSIGN_OR_RETURN(const auto result, RunStep({rank, context, *step}, 1, sequences));
     mine.collectives = comm.recorded().size();
     mine.skipped = result.skipped;
-    return stream->Synchronize();
+    return context.stream().Synchronize();
   };
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank) {
@@ -105,7 +109,7 @@ void ExpectExactZero(const Contribution& rank) {
 TEST(Finite, ARankOfPaddingAddsExactZerosAndJoinsEverything) {
   const v1::RunPlan plan =
       PlanOf(MakeSpec({.ranks = 5, .num_heads = 6, .num_kv_heads = 3, .context = 3}));
-  const auto ranks = RecordStep(plan, MakeSequence(3, plan.padded_context(), 37, 1));
+  const auto ranks = RecordStep(plan, {MakeSequence(plan.spec(), 1)});
   for (int rank = 0; rank < 5; ++rank) {
     SCOPED_TRACE(absl::StrCat("rank ", rank));
     EXPECT_EQ(ranks[rank].collectives, ranks[0].collectives);
@@ -122,9 +126,9 @@ TEST(Finite, ARankOfPaddingAddsExactZerosAndJoinsEverything) {
 
 TEST(Finite, TheLastRanksTokensWithoutLabelsAddExactZeros) {
   const v1::RunPlan plan = PlanOf(MakeSpec({.ranks = 3, .context = 30}));
-  Sequence sequence = MakeSequence(30, 30, 37, 1);
+  Sequence sequence = MakeSequence(plan.spec(), 1);
   std::fill(sequence.labels.begin() + 20, sequence.labels.end(), -1);
-  const auto ranks = RecordStep(plan, sequence);
+  const auto ranks = RecordStep(plan, {sequence});
   ExpectExactZero(ranks[2]);
   EXPECT_EQ(ranks[0].count, 10);
   EXPECT_EQ(ranks[1].count, 10);
@@ -133,19 +137,46 @@ TEST(Finite, TheLastRanksTokensWithoutLabelsAddExactZeros) {
 // Tokens without labels still shape what later tokens see: no loss of their own, but gradients.
 TEST(Finite, EarlyTokensWithoutLabelsStillGetGradients) {
   const v1::RunPlan plan = PlanOf(MakeSpec({.ranks = 3, .context = 30}));
-  Sequence sequence = MakeSequence(30, 30, 37, 1);
+  Sequence sequence = MakeSequence(plan.spec(), 1);
   std::fill(sequence.labels.begin(), sequence.labels.begin() + 10, -1);
-  const auto ranks = RecordStep(plan, sequence);
+  const auto ranks = RecordStep(plan, {sequence});
   EXPECT_EQ(ranks[0].loss, 0);
   EXPECT_EQ(ranks[0].count, 0);
   EXPECT_GT(ranks[0].nonzero_gradients, 0);
+}
+
+// A whole replica, or a whole micro-step of a group, without a label: the others' step is the step.
+TEST(Finite, A7_A8_A10_GroupsAndMicroStepsWithoutLabelsAddExactZeros) {
+  const v1::RunPlan plan =
+      PlanOf(MakeSpec({.ranks = 4, .context = 24, .dp_ranks = 2, .accumulation = 2}));
+  std::vector<Sequence> sequences;
+  for (int i = 0; i < 4; ++i) sequences.push_back(MakeSequence(plan.spec(), i));
+  // Group 0 takes 0 and 2, group 1 takes 1 and 3.
+  for (const int i : {1, 2, 3}) {
+    std::fill(sequences[i].labels.begin(), sequences[i].labels.end(), -1);
+  }
+  const auto ranks = RecordStep(plan, sequences);
+  for (int rank = 0; rank < 4; ++rank) {
+    SCOPED_TRACE(absl::StrCat("rank ", rank));
+    EXPECT_EQ(ranks[rank].collectives, ranks[0].collectives);
+    EXPECT_FALSE(ranks[rank].skipped);
+    if (rank < 2) {
+      EXPECT_EQ(ranks[rank].count, 12);
+      EXPECT_GT(ranks[rank].squares, 0);
+      continue;
+    }
+    EXPECT_EQ(ranks[rank].loss, 0);
+    EXPECT_FALSE(std::signbit(ranks[rank].loss));
+    EXPECT_EQ(ranks[rank].count, 0);
+    EXPECT_EQ(ranks[rank].squares, 0);  // its replica's shards are counted by rank - 2
+  }
 }
 
 TEST(Finite, AStepWithoutAnyLabelChangesNothingOnAnyRank) {
   v1::JobSpec spec = MakeSpec({.ranks = 3, .context = 25});
   spec.mutable_optimizer()->set_min_learning_rate(3e-4);  // the same rate at every step
   const v1::RunPlan plan = PlanOf(spec);
-  const Sequence learnt = MakeSequence(25, plan.padded_context(), 37, 1);
+  const Sequence learnt = MakeSequence(plan.spec(), 1);
   Sequence empty = learnt;
   std::fill(empty.labels.begin(), empty.labels.end(), -1);
   std::vector<State> with_empty_steps(3), without(3);
@@ -154,8 +185,7 @@ TEST(Finite, AStepWithoutAnyLabelChangesNothingOnAnyRank) {
       int64_t step = 0;
       const auto train_empty = [&]() -> absl::Status {
         const State before = StateOf(rank);
-        UPIPE_ASSIGN_OR_RETURN(const auto result,
-                               rank.step.Run(++step, empty.Slice(rank.step.tokens(), rank.rank)));
+        UPIPE_ASSIGN_OR_RETURN(const auto result, RunStep(rank, ++step, empty));
         EXPECT_TRUE(result.skipped);
         EXPECT_EQ(result.valid_tokens, 0);
         EXPECT_TRUE(StateOf(rank) == before) << "rank " << rank.rank;
@@ -163,8 +193,7 @@ TEST(Finite, AStepWithoutAnyLabelChangesNothingOnAnyRank) {
       };
       for (int i = 0; i < 3; ++i) {
         if (skip_some) UPIPE_RETURN_IF_ERROR(train_empty());
-        UPIPE_ASSIGN_OR_RETURN(const auto result,
-                               rank.step.Run(++step, learnt.Slice(rank.step.tokens(), rank.rank)));
+        UPIPE_ASSIGN_OR_RETURN(const auto result, RunStep(rank, ++step, learnt));
         EXPECT_FALSE(result.skipped);
         EXPECT_EQ(result.valid_tokens, 25);
       }
@@ -189,22 +218,21 @@ float* FirstBlockWeight(Rank rank) {
 
 TEST(Finite, ANonFiniteGradientOnOneRankSkipsTheUpdateOnAll) {
   const v1::RunPlan plan = PlanOf(MakeSpec({.ranks = 4, .context = 24}));
-  const Sequence sequence = MakeSequence(24, plan.padded_context(), 37, 1);
+  const Sequence sequence = MakeSequence(plan.spec(), 1);
   for (const float bad :
        {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
     const absl::Status status = RunRanks({.plan = plan}, [&](Rank rank) -> absl::Status {
-      const auto host = sequence.Slice(rank.step.tokens(), rank.rank);
-      UPIPE_RETURN_IF_ERROR(rank.step.Run(1, host).status());
+      UPIPE_RETURN_IF_ERROR(RunStep(rank, 1, sequence).status());
       float* weight = FirstBlockWeight(rank);
       const float good = *weight;
       if (rank.rank == 2) *weight = bad;
       const State before = StateOf(rank);
-      UPIPE_ASSIGN_OR_RETURN(const auto result, rank.step.Run(2, host));
+      UPIPE_ASSIGN_OR_RETURN(const auto result, RunStep(rank, 2, sequence));
       EXPECT_TRUE(result.skipped) << "rank " << rank.rank;
       EXPECT_FALSE(std::isfinite(result.grad_norm));
       EXPECT_TRUE(StateOf(rank) == before) << "rank " << rank.rank;
       *weight = good;
-      UPIPE_ASSIGN_OR_RETURN(const auto recovered, rank.step.Run(3, host));
+      UPIPE_ASSIGN_OR_RETURN(const auto recovered, RunStep(rank, 3, sequence));
       EXPECT_FALSE(recovered.skipped) << "rank " << rank.rank;
       EXPECT_TRUE(std::isfinite(recovered.loss));
       return absl::OkStatus();

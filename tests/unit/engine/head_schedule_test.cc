@@ -26,6 +26,7 @@ using Heads = std::vector<int32_t>;
 // The definitions, with sets and no cleverness.
 struct Definition {
   int64_t h, k, c, u;
+  bool overlap = false;
 
   int64_t group() const { return h / k; }
   int64_t stages() const { return ((h + c - 1) / c + u - 1) / u; }
@@ -67,17 +68,22 @@ struct Definition {
     }
     return static_cast<int64_t>(cuts.size());
   }
-  std::string Name() const { return absl::StrCat("H", h, " K", k, " C", c, " u", u); }
+  std::string Name() const {
+    return absl::StrCat("H", h, " K", k, " C", c, " u", u, overlap ? " overlap" : "");
+  }
   absl::StatusOr<v1::HeadChunkSchedule> Make() const {
     return MakeHeadChunkSchedule({.num_heads = h,
                                   .num_kv_heads = k,
                                   .ulysses_ranks = static_cast<int>(c),
-                                  .heads_per_rank = u});
+                                  .heads_per_rank = u,
+                                  .overlap = overlap});
   }
 };
 
 void AddAllU(std::vector<Definition>& all, int64_t h, int64_t k, int64_t c) {
-  for (int64_t u = 1; u <= (h + c - 1) / c; ++u) all.push_back({h, k, c, u});
+  for (int64_t u = 1; u <= (h + c - 1) / c; ++u) {
+    for (bool overlap : {false, true}) all.push_back({h, k, c, u, overlap});
+  }
 }
 
 std::vector<Definition> AllDefinitions() {
@@ -117,6 +123,7 @@ TEST(HeadSchedule, ListsFollowTheDefinition) {
     EXPECT_EQ(schedule->ring_ranks(), 1);
     EXPECT_EQ(schedule->heads_per_rank(), def.u);
     EXPECT_EQ(schedule->query_chunks(), 1);
+    EXPECT_EQ(schedule->overlap(), def.overlap);
     ASSERT_EQ(schedule->stages_size(), def.stages());
     std::map<int32_t, int> times_attended;
     for (int64_t s = 0; s < def.stages(); ++s) {
@@ -165,9 +172,11 @@ TEST(HeadSchedule, ResidentKvHeadsStayWithinTheBoundAndSlotsNeverCollide) {
     SCOPED_TRACE(def.Name());
     const auto schedule = *def.Make();
     const int64_t g = def.group();
-    int64_t most = 0;
+    int64_t most = 0;              // resident at a stage
+    int64_t most_with_before = 0;  // at a stage and the one before
     for (int64_t c = 0; c < def.c; ++c) {
       std::map<int32_t, int32_t> slot_of_head;  // of the resident heads
+      std::set<int32_t> used_before;            // slots of the stage before
       for (const auto& stage : schedule.stages()) {
         const auto& work = stage.ranks(c);
         ASSERT_EQ(work.kv_slots_size(), work.kv_heads_size());
@@ -182,11 +191,15 @@ TEST(HeadSchedule, ResidentKvHeadsStayWithinTheBoundAndSlotsNeverCollide) {
         }
         ASSERT_EQ(slot_of_head.size(), in_use.size());
         most = std::max(most, static_cast<int64_t>(in_use.size()));
+        in_use.insert(used_before.begin(), used_before.end());
+        most_with_before = std::max(most_with_before, static_cast<int64_t>(in_use.size()));
+        used_before.clear();
+        used_before.insert(work.kv_slots().begin(), work.kv_slots().end());
         for (int32_t head : work.release()) slot_of_head.erase(head);
       }
       ASSERT_TRUE(slot_of_head.empty()) << "rank " << c << " never releases a head";
     }
-    ASSERT_EQ(schedule.num_kv_slots(), most);
+    ASSERT_EQ(schedule.num_kv_slots(), def.overlap ? most_with_before : most);
     ASSERT_LE(most, (def.u - 1 + g - 1) / g + 1);
     if (def.k % def.c != 0) continue;
     if (g % def.u == 0) {
@@ -195,6 +208,35 @@ TEST(HeadSchedule, ResidentKvHeadsStayWithinTheBoundAndSlotsNeverCollide) {
       ASSERT_EQ(most, def.u / g);
     }
   }
+}
+
+// While stage s attends, the K/V heads of stage s + 1 arrive.
+TEST(HeadSchedule, WithOverlapNothingArrivesInASlotThatTheStageBeforeUsesOrFrees) {
+  int64_t taken_again = 0;
+  for (const Definition& def : AllDefinitions()) {
+    if (!def.overlap) continue;
+    SCOPED_TRACE(def.Name());
+    const auto schedule = *def.Make();
+    for (int c = 0; c < def.c; ++c) {
+      std::set<int32_t> ever_used;
+      for (int s = 0; s < schedule.stages_size(); ++s) {
+        const auto& work = schedule.stages(s).ranks(c);
+        for (int32_t head : work.fetch()) {
+          const Heads heads = ToHeads(work.kv_heads());
+          const int32_t slot = work.kv_slots(
+              static_cast<int>(std::find(heads.begin(), heads.end(), head) - heads.begin()));
+          if (s > 0) {
+            const auto& before = schedule.stages(s - 1).ranks(c).kv_slots();
+            ASSERT_EQ(std::count(before.begin(), before.end(), slot), 0)
+                << "rank " << c << " stage " << s << " head " << head << " slot " << slot;
+          }
+          taken_again += ever_used.count(slot);
+        }
+        ever_used.insert(work.kv_slots().begin(), work.kv_slots().end());
+      }
+    }
+  }
+  EXPECT_GT(taken_again, 0) << "slots are never taken again, so memory grows with the heads";
 }
 
 TEST(HeadSchedule, ReleasesComeInStageAndRankOrderAndOnlyTheEarliestIsFirst) {
@@ -331,6 +373,11 @@ void ForEveryNumber(google::protobuf::Message& message,
       reflection->SetInt32(&message, field, before + 1);
       visit(field->full_name());
       reflection->SetInt32(&message, field, before);
+    } else if (field->cpp_type() == Field::CPPTYPE_BOOL) {
+      const bool before = reflection->GetBool(message, field);
+      reflection->SetBool(&message, field, !before);
+      visit(field->full_name());
+      reflection->SetBool(&message, field, before);
     } else {
       const int64_t before = reflection->GetInt64(message, field);
       reflection->SetInt64(&message, field, before + 1);
@@ -382,11 +429,12 @@ TEST(HeadScheduleHash, IsOfTheWrittenEncoding) {
       1,                 // stages
       1,                 // ranks of stage 0
       1, 0, 1, 0, 1, 0,
-      1, 0, 1, 0};  // query heads, K/V heads, fetch, release, slots: one number each, 0
+      1, 0, 1, 0,  // query heads, K/V heads, fetch, release, slots: one number each, 0
+      0};          // overlap
   EXPECT_EQ(HashOf(*Definition{1, 1, 1, 1}.Make()),
             XXH64(canonical.data(), canonical.size() * sizeof(int64_t), 0));
-  EXPECT_EQ(HashOf(*Definition{8, 2, 4, 1}.Make()), 15021457355069489863u);
-  EXPECT_EQ(HashOf(*Definition{28, 4, 8, 2}.Make()), 14250334425694431581u);
+  EXPECT_EQ(HashOf(*Definition{8, 2, 4, 1}.Make()), 16115244070896986743u);
+  EXPECT_EQ(HashOf(*Definition{28, 4, 8, 2}.Make()), 16660127655553669284u);
 }
 
 TEST(HeadSchedule, RefusesWhatIsNotLegalWithTheNumbers) {
@@ -405,6 +453,88 @@ TEST(HeadSchedule, RefusesWhatIsNotLegalWithTheNumbers) {
   EXPECT_THAT(message({8, 2, 3, 4}),
               AllOf(HasSubstr("4 query heads"), HasSubstr("1 to"), HasSubstr("= 3")));
   EXPECT_THAT(message({8, 2, 3, -1}), HasSubstr("-1 query heads"));
+}
+
+TEST(HeadSchedule, CarriesTheRingAndTheChunksAndRefusesNone) {
+  HeadScheduleParams params{
+      .num_heads = 8, .num_kv_heads = 2, .ulysses_ranks = 2, .ring_ranks = 3, .query_chunks = 5};
+  const auto schedule = MakeHeadChunkSchedule(params);
+  ASSERT_TRUE(schedule.ok()) << schedule.status();
+  EXPECT_EQ(schedule->ring_ranks(), 3);
+  EXPECT_EQ(schedule->query_chunks(), 5);
+  EXPECT_EQ(schedule->ulysses_ranks(), 2);
+  params.ring_ranks = 0;
+  EXPECT_THAT(std::string(MakeHeadChunkSchedule(params).status().message()),
+              HasSubstr("ring_ranks 0"));
+  params.ring_ranks = 1;
+  params.query_chunks = 0;
+  EXPECT_THAT(std::string(MakeHeadChunkSchedule(params).status().message()),
+              HasSubstr("query_chunks 0"));
+}
+
+// More ranks than K/V heads: several ranks hold the same head, and its gradient is the sum of what
+// each releases.
+TEST(HeadSchedule, Peers32_Peers33_Peers36_RanksBeyondTheKvHeadsShareThem) {
+  for (const auto& [h, k, c] : std::vector<std::array<int64_t, 3>>{
+           {16, 2, 4}, {16, 2, 16}, {28, 4, 8}, {12, 1, 5}, {14, 2, 7}}) {
+    const int64_t g = h / k;
+    for (int64_t u = 1; u <= (h + c - 1) / c; ++u) {
+      const Definition def{h, k, c, u};
+      SCOPED_TRACE(def.Name());
+      const auto schedule = *def.Make();
+      std::map<int32_t, std::set<int>> holders;  // of a K/V head
+      std::map<int32_t, int> releases, firsts;
+      for (int s = 0; s < schedule.stages_size(); ++s) {
+        for (int rank = 0; rank < c; ++rank) {
+          for (int32_t head : schedule.stages(s).ranks(rank).kv_heads()) {
+            holders[head].insert(rank);
+          }
+        }
+        for (const Release& release : ReleasesOf(schedule, s)) {
+          ++releases[release.kv_head];
+          firsts[release.kv_head] += release.first ? 1 : 0;
+        }
+      }
+      for (int64_t kv = 0; kv < k; ++kv) {
+        std::set<int> needed;  // ranks with a query head of the group
+        for (int rank = 0; rank < c; ++rank) {
+          for (int32_t head : def.HeadsOf(rank)) {
+            if (head / g == kv) needed.insert(rank);
+          }
+        }
+        EXPECT_EQ(holders[kv], needed);
+        EXPECT_GT(needed.size(), 1u);
+        EXPECT_EQ(releases[kv], static_cast<int>(needed.size())) << "a replica's part is lost";
+        EXPECT_EQ(firsts[kv], 1);
+      }
+    }
+  }
+}
+
+// No head is padded: every query head reads the K/V head that its own number says.
+TEST(HeadSchedule, Peers35_HeadsThatDoNotDivideKeepTheirGroups) {
+  for (const auto& [h, k, c] : std::vector<std::array<int64_t, 3>>{
+           {28, 4, 8}, {10, 5, 4}, {6, 3, 4}, {7, 7, 3}, {9, 1, 4}}) {
+    const Definition def{h, k, c, 1};
+    const auto schedule = *def.Make();
+    size_t attended = 0, most = 0, least = h;
+    for (int rank = 0; rank < c; ++rank) {
+      size_t of_rank = 0;
+      for (const auto& stage : schedule.stages()) {
+        const auto& work = stage.ranks(rank);
+        for (int32_t head : work.query_heads()) {
+          ASSERT_LT(head, h);
+          EXPECT_EQ(ToHeads(work.kv_heads()), Heads{static_cast<int32_t>(head / (h / k))});
+        }
+        of_rank += work.query_heads_size();
+      }
+      attended += of_rank;
+      most = std::max(most, of_rank);
+      least = std::min(least, of_rank);
+    }
+    EXPECT_EQ(attended, static_cast<size_t>(h));
+    EXPECT_LE(most - least, 1u);
+  }
 }
 
 TEST(HeadSchedule, UlyssesIsTheOneStagePoint) {

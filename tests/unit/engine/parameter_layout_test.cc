@@ -97,12 +97,16 @@ void CountPieces(const ParameterLayout& layout, int rank, int ranks,
                  std::map<std::string, std::vector<int>>& held) {
   auto device = *kernels::CreateDryDevice("cpu");
   comm::DryCommunicator comm(rank, ranks);
-  const auto stream = device->CreateStream("compute");
-  const engine::RankContext context(*device, *stream, comm, nullptr, kernels::DType::kFloat32);
-  auto parameters = ShardedParameters::Create(context, layout, /*seed=*/1);
+  const auto streams = engine::RankStreams::Create(*device, rank);
+  const engine::RankContext context({.device = *device,
+                                     .streams = streams,
+                                     .comm = comm,
+                                     .storage = kernels::DType::kFloat32,
+                                     .mesh = {.ulysses_ranks = ranks}});
+  auto parameters = ShardedParameters::Create(context, layout, /*seed=*/1, engine::Place::kDevice);
   ASSERT_TRUE(parameters.ok()) << parameters.status();
   int64_t end_of_last = 0;
-  for (const auto& piece : parameters->pieces()) {
+  for (const auto& piece : (*parameters)->pieces()) {
     ASSERT_GT(piece.count, 0);
     ASSERT_GE(piece.shard_begin, end_of_last) << piece.tensor->name << " overlaps the piece before";
     end_of_last = piece.shard_begin + piece.count;

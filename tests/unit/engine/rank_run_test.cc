@@ -7,7 +7,9 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <filesystem>
 #include <functional>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -171,6 +173,76 @@ TEST_F(RankRunTest, TheLossIsReportedByRangeOfPositions) {
   }
 }
 
+// Replicas, groups and micro-steps read the same sequences of the data, held-out ones included.
+TEST_F(RankRunTest, A3_DpFsdpAndAccumulationTrainOnTheSameSequences) {
+  std::vector<v1::StepReport> expected;
+  for (const SmallJob& axes :
+       {SmallJob{.ranks = 1, .accumulation = 2}, SmallJob{.ranks = 2, .dp_ranks = 2},
+        SmallJob{.ranks = 4, .fsdp_ranks = 2}}) {
+    SCOPED_TRACE(
+        absl::StrCat(axes.ranks, " ranks, dp ", axes.dp_ranks, ", fsdp ", axes.fsdp_ranks));
+    SmallJob job = axes;
+    job.context = 61;
+    v1::JobSpec spec = Spec(job);
+    spec.mutable_train()->set_steps(3);
+    spec.mutable_train()->set_eval_sequences(3);  // the second group has but one
+    const Result result = Run(spec);
+    for (const absl::Status& status : result.statuses) ASSERT_TRUE(status.ok()) << status;
+    const std::vector<v1::StepReport>& reports = result.reports[0];
+    ASSERT_EQ(reports.size(), 3u);
+    if (expected.empty()) expected = reports;
+    for (size_t step = 0; step < reports.size(); ++step) {
+      EXPECT_EQ(reports[step].tokens(), 2 * 61);
+      EXPECT_NEAR(reports[step].loss(), expected[step].loss(), 1e-5 * expected[step].loss());
+      EXPECT_NEAR(reports[step].grad_norm(), expected[step].grad_norm(),
+                  1e-3 * expected[step].grad_norm());
+      EXPECT_EQ(reports[step].loss_by_position(0).tokens(), 2 * 61);
+    }
+    EXPECT_NE(reports[0].loss(), reports[1].loss());
+    EXPECT_NEAR(reports[2].held_out_loss(), expected[2].held_out_loss(),
+                1e-4 * expected[2].held_out_loss());
+    EXPECT_EQ(reports[2].held_out_loss_by_position(0).tokens(), 3 * 61);
+  }
+}
+
+// Documents are those of the data wherever a rank's tokens lie; no label crosses their bounds.
+TEST_F(RankRunTest, PackedDocumentsAreTheSameOnEveryLayoutOfTokens) {
+  std::vector<std::string> texts;
+  for (int i = 0; i < 400; ++i) texts.push_back(std::string(3 + i % 29, 'a' + i % 26));
+  const std::vector<absl::string_view> packed(texts.begin(), texts.end());
+  for (const char* name : {data::kTrainShardName, data::kHeldOutShardName}) {
+    std::filesystem::remove(folder_.Path(name));
+    const auto header = data::WriteByteShard(folder_.Path(name), packed);
+    ASSERT_TRUE(header.ok()) << header.status();
+  }
+  std::vector<double> losses;
+  for (const v1::Documents documents :
+       {v1::DOCUMENTS_JOIN, v1::DOCUMENTS_SEPARATE, v1::DOCUMENTS_RESTART}) {
+    std::optional<v1::StepReport> alone;
+    for (SmallJob job :
+         {SmallJob{.ranks = 1}, SmallJob{.ranks = 3}, SmallJob{.ranks = 4, .ring_ranks = 2},
+          SmallJob{.ranks = 2, .query_chunks = 3}}) {
+      SCOPED_TRACE(absl::StrCat("documents ", static_cast<int>(documents), ", ", job.ranks,
+                                " ranks, ring ", job.ring_ranks));
+      job.documents = documents;
+      job.context = 101;
+      v1::JobSpec spec = Spec(job);
+      spec.mutable_train()->set_steps(1);
+      const Result result = Run(spec);
+      for (const absl::Status& status : result.statuses) ASSERT_TRUE(status.ok()) << status;
+      const v1::StepReport& report = result.reports[0][0];
+      if (!alone) alone = report;
+      EXPECT_NEAR(report.loss(), alone->loss(), 1e-5 * alone->loss());
+      EXPECT_NEAR(report.grad_norm(), alone->grad_norm(), 1e-4 * alone->grad_norm());
+      EXPECT_EQ(report.loss_by_position(0).tokens(), alone->loss_by_position(0).tokens());
+      EXPECT_EQ(report.loss_by_position(0).tokens() == 101, documents == v1::DOCUMENTS_JOIN);
+    }
+    losses.push_back(alone->loss());
+  }
+  EXPECT_NE(losses[0], losses[1]);
+  EXPECT_NEAR(losses[1], losses[2], 1e-5 * losses[1]);  // rotary attention sees distances only
+}
+
 TEST_F(RankRunTest, TooManySkippedStepsInARowEndTheRunWithASentence) {
   v1::JobSpec spec = Spec({.ranks = 3});
   spec.mutable_train()->set_steps(12);
@@ -262,6 +334,8 @@ TEST_F(RankRunTest, ReportsAgreeWithThePlan) {
       EXPECT_GT(report.tokens_per_second(), 0);
     }
     EXPECT_EQ(result.reports[rank].back().memory().DebugString(), planned.memory().DebugString());
+    EXPECT_EQ(result.reports[rank].back().host_memory().DebugString(),
+              planned.host_memory().DebugString());
   }
 }
 

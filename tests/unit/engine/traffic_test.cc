@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <set>
 
 #include "absl/strings/str_cat.h"
@@ -21,136 +22,208 @@ using Bytes = std::vector<int64_t>;
 
 constexpr int64_t kF32Bytes = 4;
 
-// The messages of rank `rank`, from (H, K, C, u) and sizes alone.
+// The messages of rank `rank`, from (H, K, C, R, u, n), the axes and sizes alone.
 class ExpectedMessages {
  public:
   ExpectedMessages(const SmallJob& job, int rank)
       : job_(job),
+        world_(job.ranks),
+        shard_ranks_(job.ranks / job.dp_ranks),
+        context_ranks_(shard_ranks_ / job.fsdp_ranks),
+        r_(job.method == v1::METHOD_RING ? context_ranks_ : job.ring_ranks),
+        c_(context_ranks_ / r_),
+        n_(job.query_chunks.value_or(job.method == v1::METHOD_FPDT ? 4 : 1)),
+        stored_(job.bf16 ? 2 : kF32Bytes),
         rank_(rank),
-        n_((job.context + job.ranks - 1) / job.ranks),
-        stored_(job.bf16 ? 2 : kF32Bytes) {}
+        ring_(rank / c_ % r_),
+        ulysses_(rank % c_) {
+    const int64_t multiple = r_ > 1 ? r_ * std::lcm(c_ * n_, int64_t{2}) : c_ * n_;
+    const int64_t padded = (job.context + multiple - 1) / multiple * multiple;
+    shard_ = padded / r_ * job.head_dim;
+    piece_ = padded / (r_ * c_ * n_) * job.head_dim;
+  }
 
   // One vote, one training step, in order. A unit is asked for before the work that hides it.
   std::vector<RecordedCollective> Step() {
     AllReduce(1);
-    Gather(Embedding());
-    Gather(Block());
-    for (int64_t layer = 0; layer < job_.num_layers; ++layer) {
-      AttentionForward();
-      Gather(layer + 1 < job_.num_layers ? Block() : Head());
+    for (int64_t micro = 0; micro < job_.accumulation; ++micro) ForwardAndBackward();
+    if (job_.dp_ranks > 1) {
+      SumOverReplicas(Embedding());
+      for (int64_t layer = 0; layer < job_.num_layers; ++layer) SumOverReplicas(Block());
+      if (!job_.tie_embeddings) SumOverReplicas(Head());
     }
-    Gather(Block());
-    Reduce(Head());
-    for (int64_t layer = job_.num_layers - 1; layer >= 0; --layer) {
-      AttentionForward();
-      if (layer > 0) Gather(Block());
-      AttentionBackward();
-      Reduce(Block());
-    }
-    Reduce(Embedding());
     AllReduce(21);  // loss and count of ten ranges of positions, squares
     return std::move(messages_);
   }
 
  private:
+  void ForwardAndBackward() {
+    Gather(Embedding());
+    Gather(Block());
+    for (int64_t layer = 0; layer < job_.num_layers; ++layer) {
+      Attention(/*backward=*/false);
+      Gather(layer + 1 < job_.num_layers ? Block() : Head());
+    }
+    Gather(Block());
+    Reduce(Head());
+    for (int64_t layer = job_.num_layers - 1; layer >= 0; --layer) {
+      Attention(/*backward=*/false);
+      if (layer > 0) Gather(Block());
+      Attention(/*backward=*/true);
+      Reduce(Block());
+    }
+    Reduce(Embedding());
+  }
+
+  // ---- the schedule
+
   int64_t group() const { return job_.num_heads / job_.num_kv_heads; }
   int64_t HeadsPerRank() const {
-    return job_.ulysses ? (job_.num_heads + job_.ranks - 1) / job_.ranks : job_.heads_per_rank;
+    return job_.method == v1::METHOD_UPIPE ? job_.heads_per_rank : (job_.num_heads + c_ - 1) / c_;
   }
   int64_t Stages() const {
-    const int64_t busiest = (job_.num_heads + job_.ranks - 1) / job_.ranks;
+    const int64_t busiest = (job_.num_heads + c_ - 1) / c_;
     return (busiest + HeadsPerRank() - 1) / HeadsPerRank();
   }
-  // Query heads [first, last) of a rank at a stage.
-  std::pair<int64_t, int64_t> Queries(int64_t stage, int64_t rank) const {
-    const int64_t begin = rank * job_.num_heads / job_.ranks,
-                  end = (rank + 1) * job_.num_heads / job_.ranks;
+  // Query heads [first, last) of a Ulysses rank at a stage.
+  std::pair<int64_t, int64_t> Queries(int64_t stage, int64_t c) const {
+    const int64_t begin = c * job_.num_heads / c_, end = (c + 1) * job_.num_heads / c_;
     const int64_t u = HeadsPerRank();
     return {std::min(begin + stage * u, end), std::min(begin + (stage + 1) * u, end)};
   }
-  int64_t NumQueries(int64_t stage, int64_t rank) const {
-    const auto [first, last] = Queries(stage, rank);
+  int64_t NumQueries(int64_t stage, int64_t c) const {
+    const auto [first, last] = Queries(stage, c);
     return last - first;
   }
-  std::set<int64_t> Kv(int64_t stage, int64_t rank) const {
+  std::set<int64_t> Kv(int64_t stage, int64_t c) const {
     std::set<int64_t> kv;
     if (stage < 0 || stage >= Stages()) return kv;
-    const auto [first, last] = Queries(stage, rank);
+    const auto [first, last] = Queries(stage, c);
     for (int64_t head = first; head < last; ++head) kv.insert(head / group());
     return kv;
   }
-  int64_t NotIn(int64_t stage, int64_t other, int64_t rank) const {
+  int64_t NotIn(int64_t stage, int64_t other, int64_t c) const {
     int64_t count = 0;
-    const auto there = Kv(other, rank);
-    for (int64_t head : Kv(stage, rank)) count += there.contains(head) ? 0 : 1;
+    const auto there = Kv(other, c);
+    for (int64_t head : Kv(stage, c)) count += there.contains(head) ? 0 : 1;
     return count;
   }
-  int64_t Fetches(int64_t stage, int64_t rank) const { return NotIn(stage, stage - 1, rank); }
-  int64_t Releases(int64_t stage, int64_t rank) const { return NotIn(stage, stage + 1, rank); }
-
-  // `to(peer)` bytes go to each peer, `from(peer)` come from it.
-  template <typename To, typename From>
-  void Exchange(To to, From from) {
-    RecordedCollective all{CollectiveKind::kAllToAllV, Bytes(job_.ranks), Bytes(job_.ranks)};
-    for (int64_t peer = 0; peer < job_.ranks; ++peer) {
-      if (peer == rank_) continue;
-      all.sent[peer] = to(peer);
-      all.received[peer] = from(peer);
-    }
-    messages_.push_back(all);
+  int64_t Resident(int64_t stage, int64_t c) const {
+    return static_cast<int64_t>(Kv(stage, c).size());
   }
-  bool Anybody(int64_t (ExpectedMessages::*count)(int64_t, int64_t) const, int64_t stage) const {
-    for (int64_t rank = 0; rank < job_.ranks; ++rank) {
-      if ((this->*count)(stage, rank) > 0) return true;
+  int64_t Fetches(int64_t stage, int64_t c) const { return NotIn(stage, stage - 1, c); }
+  int64_t Releases(int64_t stage, int64_t c) const { return NotIn(stage, stage + 1, c); }
+  int64_t Stays(int64_t stage, int64_t c) const { return Resident(stage, c) - Releases(stage, c); }
+  template <typename Count>
+  bool Anybody(Count count, int64_t stage) const {
+    for (int64_t c = 0; c < c_; ++c) {
+      if ((this->*count)(stage, c) > 0) return true;
     }
     return false;
   }
-  // Own tokens of each rank's heads travel to it; `row` bytes per token and head.
-  void HeadsOut(int64_t stage, int64_t row) {
-    Exchange([&](int64_t peer) { return n_ * row * NumQueries(stage, peer); },
-             [&](int64_t) { return n_ * row * NumQueries(stage, rank_); });
+
+  // ---- the turns of a layer
+
+  // With overlap a turn's inputs are asked for before the turn before attends.
+  void Attention(bool backward) {
+    const int64_t turns = Stages() * n_;
+    if (job_.overlap) Inputs(0, backward);
+    for (int64_t turn = 0; turn < turns; ++turn) {
+      if (!job_.overlap) Inputs(turn, backward);
+      if (job_.overlap && turn + 1 < turns) Inputs(turn + 1, backward);
+      if (r_ > 1 && !job_.ring_keep) GoRound(turn, backward);
+      HeadsBack(turn / n_);  // o, dq
+      if (backward && turn % n_ == n_ - 1) KvGradientsBack(turn / n_);
+    }
+  }
+  void Inputs(int64_t turn, bool backward) {
+    const int64_t stage = turn / n_;
+    if (backward)
+      HeadsOut(stage, stored_ * piece_ + kF32Bytes * piece_ / job_.head_dim);  // dO, delta
+    HeadsOut(stage, stored_ * piece_);                                         // q
+    if (turn % n_ == 0) KvOut(stage);
+  }
+
+  // Among the Ulysses ranks of the own ring rank: `to(c)` bytes go to each, `from(c)` come from it.
+  template <typename To, typename From>
+  void Exchange(To to, From from) {
+    if (c_ == 1) return;
+    RecordedCollective all{CollectiveKind::kAllToAllV, Bytes(world_), Bytes(world_)};
+    for (int64_t c = 0; c < c_; ++c) {
+      if (c == ulysses_) continue;
+      all.sent[rank_ - ulysses_ + c] = to(c);
+      all.received[rank_ - ulysses_ + c] = from(c);
+    }
+    messages_.push_back(all);
+  }
+  int RingPeer(int64_t ring) const { return static_cast<int>(rank_ + (ring - ring_) * c_); }
+  // `bytes` to ring rank ring + 1 and as many from ring - 1.
+  void Pass(int64_t bytes) {
+    RecordedCollective all{CollectiveKind::kAllToAllV, Bytes(world_), Bytes(world_)};
+    all.sent[RingPeer((ring_ + 1) % r_)] = bytes;
+    all.received[RingPeer((ring_ + r_ - 1) % r_)] = bytes;
+    messages_.push_back(all);
+  }
+  // `bytes` to and from every ring rank.
+  void Share(int64_t bytes) {
+    RecordedCollective all{CollectiveKind::kAllToAllV, Bytes(world_), Bytes(world_)};
+    for (int64_t ring = 0; ring < r_; ++ring) {
+      if (ring != ring_) all.sent[RingPeer(ring)] = all.received[RingPeer(ring)] = bytes;
+    }
+    messages_.push_back(all);
+  }
+
+  // Own tokens of each rank's heads travel to it; `head` bytes per head.
+  void HeadsOut(int64_t stage, int64_t head) {
+    Exchange([&](int64_t c) { return head * NumQueries(stage, c); },
+             [&](int64_t) { return head * NumQueries(stage, ulysses_); });
   }
   void HeadsBack(int64_t stage) {
-    Exchange([&](int64_t) { return stored_ * n_ * job_.head_dim * NumQueries(stage, rank_); },
-             [&](int64_t peer) { return stored_ * n_ * job_.head_dim * NumQueries(stage, peer); });
+    Exchange([&](int64_t) { return stored_ * piece_ * NumQueries(stage, ulysses_); },
+             [&](int64_t c) { return stored_ * piece_ * NumQueries(stage, c); });
   }
   void KvOut(int64_t stage) {
     if (!Anybody(&ExpectedMessages::Fetches, stage)) return;
-    for (int tensor = 0; tensor < 2; ++tensor) {  // k, v
-      Exchange([&](int64_t peer) { return stored_ * n_ * job_.head_dim * Fetches(stage, peer); },
-               [&](int64_t) { return stored_ * n_ * job_.head_dim * Fetches(stage, rank_); });
+    for (int64_t i = 0; i < 2 * n_; ++i) {  // k, v of each chunk
+      Exchange([&](int64_t c) { return stored_ * piece_ * Fetches(stage, c); },
+               [&](int64_t) { return stored_ * piece_ * Fetches(stage, ulysses_); });
+    }
+    if (r_ > 1 && job_.ring_keep) Share(2 * stored_ * shard_ * Fetches(stage, ulysses_));
+  }
+  // K and V of the stage visit every ring rank, and come home if a later turn attends with them; in
+  // the backward pass dK and dV go with them and all the way.
+  void GoRound(int64_t turn, bool backward) {
+    const int64_t stage = turn / n_;
+    const bool last_chunk = turn % n_ == n_ - 1;
+    const auto stay = last_chunk ? &ExpectedMessages::Stays : &ExpectedMessages::Resident;
+    for (int64_t hop = 0; hop < r_; ++hop) {
+      const bool last_hop = hop == r_ - 1;
+      if (!last_hop) Pass(2 * stored_ * shard_ * Resident(stage, ulysses_));
+      if (last_hop && Anybody(stay, stage))
+        Pass(2 * stored_ * shard_ * (this->*stay)(stage, ulysses_));
+      if (backward) Pass(2 * kF32Bytes * shard_ * Resident(stage, ulysses_));
     }
   }
   void KvGradientsBack(int64_t stage) {
     if (!Anybody(&ExpectedMessages::Releases, stage)) return;
     for (int tensor = 0; tensor < 2; ++tensor) {  // dk, dv
-      Exchange([&](int64_t) { return stored_ * n_ * job_.head_dim * Releases(stage, rank_); },
-               [&](int64_t peer) { return stored_ * n_ * job_.head_dim * Releases(stage, peer); });
-    }
-  }
-  void AttentionForward() {
-    for (int64_t s = 0; s < Stages(); ++s) {
-      HeadsOut(s, stored_ * job_.head_dim);  // q
-      KvOut(s);
-      HeadsBack(s);  // o
-    }
-  }
-  void AttentionBackward() {
-    for (int64_t s = 0; s < Stages(); ++s) {
-      HeadsOut(s, stored_ * job_.head_dim + kF32Bytes);  // dO and delta
-      HeadsOut(s, stored_ * job_.head_dim);              // q
-      KvOut(s);
-      HeadsBack(s);  // dq
-      KvGradientsBack(s);
+      if (r_ > 1 && job_.ring_keep) Share(kF32Bytes * shard_ * Releases(stage, ulysses_));
+      for (int64_t chunk = 0; chunk < n_; ++chunk) {
+        Exchange([&](int64_t) { return stored_ * piece_ * Releases(stage, ulysses_); },
+                 [&](int64_t c) { return stored_ * piece_ * Releases(stage, c); });
+      }
     }
   }
 
-  // Elements of one rank's part of a unit: tensors aligned to 16, then cut into equal aligned
-  // parts.
+  // ---- parameters
+
+  // Elements of one rank's part of a unit: tensors aligned to 16, then cut into equal parts that
+  // the replicas can cut once more.
   int64_t Shard(const std::vector<int64_t>& tensors) const {
     int64_t elements = 0;
     for (int64_t tensor : tensors) elements += (tensor + 15) / 16 * 16;
-    return ((elements + job_.ranks - 1) / job_.ranks + 15) / 16 * 16;
+    const int64_t aligned = 16 * job_.dp_ranks;
+    return ((elements + shard_ranks_ - 1) / shard_ranks_ + aligned - 1) / aligned * aligned;
   }
   int64_t Embedding() const {
     const int64_t table = job_.vocab_size * job_.hidden_size;
@@ -168,28 +241,86 @@ class ExpectedMessages {
     if (job_.qkv_bias) tensors.insert(tensors.end(), {query / d, kv / d, kv / d});
     return Shard(tensors);
   }
-  void ToEveryPeer(CollectiveKind kind, int64_t bytes, bool receives) {
-    Bytes by_peer(job_.ranks, bytes);
+  // To every rank of the whole, of those that share the parameters, or of the replicas.
+  void ToEach(CollectiveKind kind, int64_t bytes, int first, int stride, int count) {
+    Bytes by_peer(world_);
+    for (int i = 0; i < count; ++i) by_peer[first + i * stride] = bytes;
     by_peer[rank_] = 0;
+    const bool receives = kind == CollectiveKind::kAllGather;
     messages_.push_back({kind, by_peer, receives ? by_peer : Bytes()});
   }
-  // One rank's fp32 shard is the unit, and its gradient the sum.
+  void ToSharers(CollectiveKind kind, int64_t bytes) {
+    ToEach(kind, bytes, rank_ / shard_ranks_ * shard_ranks_, 1, shard_ranks_);
+  }
+  void ToReplicas(CollectiveKind kind, int64_t bytes) {
+    ToEach(kind, bytes, rank_ % shard_ranks_, shard_ranks_, job_.dp_ranks);
+  }
+  // One rank's fp32 shard on the device is the unit, and its gradient the sum.
   void Gather(int64_t shard) {
-    if (job_.ranks == 1 && !job_.bf16) return;
-    ToEveryPeer(CollectiveKind::kAllGather, shard * stored_, true);
+    if (shard_ranks_ == 1 && !job_.bf16 && job_.optimizer != v1::PLACE_HOST) return;
+    ToSharers(CollectiveKind::kAllGather, shard * stored_);
   }
   void Reduce(int64_t shard) {
-    if (job_.ranks == 1) return;
-    ToEveryPeer(CollectiveKind::kReduceScatter, shard * kF32Bytes, false);
+    if (shard_ranks_ == 1) return;
+    ToSharers(CollectiveKind::kReduceScatter, shard * kF32Bytes);
   }
-  void AllReduce(int64_t count) { ToEveryPeer(CollectiveKind::kAllReduce, count * 8, false); }
+  void SumOverReplicas(int64_t shard) {
+    ToReplicas(CollectiveKind::kReduceScatter, shard / job_.dp_ranks * kF32Bytes);
+    ToReplicas(CollectiveKind::kAllGather, shard / job_.dp_ranks * kF32Bytes);
+  }
+  void AllReduce(int64_t count) { ToEach(CollectiveKind::kAllReduce, count * 8, 0, 1, world_); }
 
   const SmallJob job_;
-  const int rank_;
-  const int64_t n_;       // tokens of each rank
+  const int world_, shard_ranks_;
+  const int64_t context_ranks_, r_, c_, n_;
   const int64_t stored_;  // bytes of an element in the storage type
+  const int rank_;
+  const int64_t ring_, ulysses_;
+  int64_t shard_ = 0;  // elements of one head of a ring shard
+  int64_t piece_ = 0;  // and of one rank's tokens of a chunk
   std::vector<RecordedCollective> messages_;
 };
+
+// Points of the schedule space beyond one axis of Ulysses ranks, and data axes.
+std::vector<SmallJob> JobsOfSeveralAxes() {
+  std::vector<SmallJob> jobs;
+  for (bool overlap : {false, true}) {
+    jobs.push_back({.ranks = 2, .num_heads = 8, .num_kv_heads = 2, .overlap = overlap});
+    jobs.push_back({.ranks = 8, .num_heads = 28, .num_kv_heads = 4, .overlap = overlap});
+    jobs.push_back(
+        {.ranks = 2, .num_heads = 8, .num_kv_heads = 2, .query_chunks = 3, .overlap = overlap});
+    for (bool keep : {false, true}) {
+      jobs.push_back(
+          {.ranks = 3, .method = v1::METHOD_RING, .overlap = overlap, .ring_keep = keep});
+      jobs.push_back({.ranks = 4,
+                      .num_heads = 6,
+                      .num_kv_heads = 3,
+                      .method = v1::METHOD_USP,
+                      .ring_ranks = 2,
+                      .overlap = overlap,
+                      .ring_keep = keep});
+      for (int64_t u = 1; u <= 3; ++u) {
+        jobs.push_back({.ranks = 6,
+                        .heads_per_rank = u,
+                        .num_heads = 9,
+                        .num_kv_heads = 3,
+                        .ring_ranks = 2,
+                        .query_chunks = 2,
+                        .overlap = overlap,
+                        .ring_keep = keep});
+      }
+    }
+    jobs.push_back({.ranks = 2, .context = 25, .method = v1::METHOD_FPDT, .overlap = overlap});
+  }
+  jobs.push_back({.ranks = 4, .fsdp_ranks = 2});
+  jobs.push_back({.ranks = 4, .dp_ranks = 2});
+  jobs.push_back({.ranks = 2, .dp_ranks = 2, .accumulation = 2});
+  jobs.push_back({.ranks = 8, .tie_embeddings = true, .fsdp_ranks = 2, .dp_ranks = 2});
+  jobs.push_back({.ranks = 8, .ring_ranks = 2, .fsdp_ranks = 2, .dp_ranks = 2, .accumulation = 3});
+  jobs.push_back({.ranks = 1, .optimizer = v1::PLACE_HOST});
+  jobs.push_back({.ranks = 4, .dp_ranks = 2, .optimizer = v1::PLACE_HOST});
+  return jobs;
+}
 
 std::vector<SmallJob> Jobs() {
   std::vector<SmallJob> jobs;
@@ -218,8 +349,9 @@ std::vector<SmallJob> Jobs() {
       {.ranks = 4, .num_heads = 8, .num_kv_heads = 8, .context = 3});  // ranks without tokens
   jobs.push_back(
       {.ranks = 5, .num_heads = 3, .num_kv_heads = 3, .context = 26});  // ranks without heads
-  jobs.push_back({.ranks = 4, .num_heads = 8, .num_kv_heads = 4, .ulysses = true});
+  jobs.push_back({.ranks = 4, .num_heads = 8, .num_kv_heads = 4, .method = v1::METHOD_ULYSSES});
   jobs.push_back({.ranks = 1, .heads_per_rank = 2, .num_heads = 4, .num_kv_heads = 2});
+  for (const SmallJob& job : JobsOfSeveralAxes()) jobs.push_back(job);
   const std::vector<SmallJob> fp32 = jobs;
   for (SmallJob job : fp32) {
     job.bf16 = true;
@@ -231,10 +363,12 @@ std::vector<SmallJob> Jobs() {
 }
 
 std::string Name(const SmallJob& job) {
-  return absl::StrCat("H", job.num_heads, " K", job.num_kv_heads, " C", job.ranks, " u",
-                      job.heads_per_rank, job.ulysses ? " ulysses" : "", " context ", job.context,
-                      job.bf16 ? " bf16" : "", job.qk_norm ? " q/k-norm" : "",
-                      job.qkv_bias ? " q/k/v bias" : "");
+  return absl::StrCat(
+      "H", job.num_heads, " K", job.num_kv_heads, " ranks ", job.ranks, " u", job.heads_per_rank,
+      " method ", job.method, " R", job.ring_ranks, " n", job.query_chunks.value_or(0),
+      job.overlap ? " overlap" : "", job.ring_keep ? " keep" : "", " fsdp ", job.fsdp_ranks, " dp ",
+      job.dp_ranks, " accumulation ", job.accumulation, " context ", job.context,
+      job.bf16 ? " bf16" : "", job.qk_norm ? " q/k-norm" : "", job.qkv_bias ? " q/k/v bias" : "");
 }
 
 // What the engine asks of its communicator in one dry step of a rank.
@@ -242,14 +376,14 @@ std::vector<RecordedCollective> RecordDryStep(const v1::RunPlan& plan, int rank)
   auto device = *kernels::CreateDryDevice(plan.spec().parallel().backend());
   comm::DryCommunicator dry(rank, plan.spec().parallel().ranks());
   RecordingCommunicator comm(dry);
-  const auto stream = device->CreateStream("compute");
-  const engine::RankContext context(*device, *stream, comm, nullptr,
-                                    model::StorageTypeOf(plan.spec().train()));
+  const auto streams = engine::RankStreams::Create(*device, rank);
+  const engine::RankContext context = MakeContext(plan, *device, streams, comm);
   auto step = train::TrainStep::Create(context, plan);
   EXPECT_TRUE(step.ok()) << step.status();
   comm.Clear();
   EXPECT_TRUE((*step)->AnyRank(false).ok());
-  EXPECT_TRUE((*step)->Run(1, {}).ok());
+  const std::vector<train::HostTokens> micro_steps(plan.spec().train().gradient_accumulation());
+  EXPECT_TRUE((*step)->Run(1, micro_steps).ok());
   return comm.recorded();
 }
 
@@ -300,9 +434,9 @@ TEST(Traffic, SendsAndReceivesOfTheRanksMeet) {
 // Whatever u is, K and V reach a rank once per pass: fewer heads at a time cost no more bytes.
 TEST(Traffic, AttentionBytesDoNotDependOnHeadsPerStage) {
   SmallJob job{.ranks = 4, .num_heads = 16, .num_kv_heads = 4};
-  job.ulysses = true;
+  job.method = v1::METHOD_ULYSSES;
   const auto ulysses = *MakePlan(MakeSpec(job));
-  job.ulysses = false;
+  job.method = v1::METHOD_UPIPE;
   for (int64_t u = 1; u <= 4; ++u) {
     job.heads_per_rank = u;
     const auto upipe = *MakePlan(MakeSpec(job));
@@ -317,16 +451,19 @@ TEST(Traffic, AttentionBytesDoNotDependOnHeadsPerStage) {
 
 TEST(Traffic, ARealStepSendsWhatThePlanSays) {
   for (const SmallJob& job : Jobs()) {
+    if (job.ranks > 4) continue;  // threads enough
     SCOPED_TRACE(Name(job));
     const auto plan = MakePlan(MakeSpec(job));
     ASSERT_TRUE(plan.ok()) << plan.status();
-    const Sequence sequence = MakeSequence(job.context, plan->padded_context(), job.vocab_size, 1);
+    std::vector<Sequence> sequences;
+    for (int64_t i = 0; i < train::SequencesPerStep(plan->spec()); ++i) {
+      sequences.push_back(MakeSequence(plan->spec(), 1 + i));
+    }
     const absl::Status status = RunRanks({.plan = *plan}, [&](Rank rank) -> absl::Status {
-      const auto host = sequence.Slice(rank.step.tokens(), rank.rank);
       for (int64_t step = 1; step <= 2; ++step) {
         const comm::CommStats before = rank.context.comm().stats();
         UPIPE_RETURN_IF_ERROR(rank.step.AnyRank(false).status());
-        UPIPE_RETURN_IF_ERROR(rank.step.Run(step, host).status());
+        UPIPE_RETURN_IF_ERROR(RunStep(rank, step, sequences).status());
         Bytes sent = rank.context.comm().stats().bytes_sent_to_peer;
         for (int peer = 0; peer < job.ranks; ++peer) sent[peer] -= before.bytes_sent_to_peer[peer];
         const auto& planned = plan->ranks(rank.rank).bytes_sent_to_peer();

@@ -2,6 +2,8 @@
 #include "kernels/api/allocator.h"
 
 #include <algorithm>
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <random>
 #include <string>
@@ -165,6 +167,29 @@ TEST(Allocator, ReuseOnTheSameStreamCostsNothing) {
   EXPECT_TRUE(stream.waits.empty());
 }
 
+TEST(Allocator, AStreamLeavesWhatOthersFreedWhileThereIsUnusedSpace) {
+  NotingStream compute, side;
+  Allocator allocator(Arena(8 * kKiB));
+  Buffer hole = Take(allocator, 2 * kKiB, compute);
+  const Buffer live = Take(allocator, kKiB, compute);
+  hole.Free();
+  Buffer other = Take(allocator, kKiB, side);
+  EXPECT_EQ(Offset(other), 3 * kKiB);
+  EXPECT_EQ(Offset(Take(allocator, kKiB, compute)), 0);
+  other.Free();
+  // Its own space, which ends where nobody was, goes on there.
+  const Buffer longer = Take(allocator, 2 * kKiB, side);
+  EXPECT_EQ(Offset(longer), 3 * kKiB);
+  const Buffer above = Take(allocator, 3 * kKiB, compute);
+  EXPECT_EQ(Offset(above), 5 * kKiB);
+  EXPECT_TRUE(compute.waits.empty());
+  EXPECT_TRUE(side.waits.empty());
+  // The arena is full: the hole goes to who needs it, behind a wait.
+  const Buffer forced = Take(allocator, 2 * kKiB, side);
+  EXPECT_EQ(Offset(forced), 0);
+  EXPECT_THAT(side.waits, ElementsAre(std::pair<const NotingStream*, int>{&compute, 2}));
+}
+
 TEST(Allocator, ReuseOnAnotherStreamWaitsForItsFree) {
   NotingStream compute, comm;
   Allocator allocator(Arena(kKiB));
@@ -290,10 +315,82 @@ TEST(AllocatorDeathTest, ABufferMustNotOutliveItsAllocator) {
       "1 buffers outlive their allocator");
 }
 
+// The rule of Allocate again, on one cell per 256 bytes, as slow and as plain as can be.
+class CellAllocator {
+ public:
+  static constexpr int kUnused = -1, kLive = -2;
+
+  explicit CellAllocator(int64_t cells) : cells_(cells, kUnused) {}
+
+  // First cell, or -1.
+  int64_t Take(int64_t count, int stream) {
+    int64_t at = FindFor(count, [&](int cell) { return cell == stream || cell == kUnused; });
+    if (at < 0) at = FindFor(count, [&](int cell) { return cell != kLive; });
+    if (at >= 0) std::fill_n(cells_.begin() + at, count, kLive);
+    return at;
+  }
+  void Free(int64_t at, int64_t count, int stream) {
+    std::fill_n(cells_.begin() + at, count, stream);
+  }
+
+ private:
+  // Of the longest runs of usable cells: the shortest that fits, then the lowest; one at the end
+  // only when no other fits.
+  int64_t FindFor(int64_t count, const std::function<bool(int)>& usable) const {
+    const auto num_cells = static_cast<int64_t>(cells_.size());
+    int64_t best = -1, best_length = INT64_MAX;
+    for (int64_t begin = 0, end; begin < num_cells; begin = end + 1) {
+      for (end = begin; end < num_cells && usable(cells_[end]); ++end) continue;
+      const int64_t length = end == num_cells ? INT64_MAX - 1 : end - begin;
+      if (end - begin >= count && length < best_length) {
+        best = begin;
+        best_length = length;
+      }
+    }
+    return best;
+  }
+
+  std::vector<int> cells_;
+};
+
+TEST(Allocator, FollowsTheRuleCellForCell) {
+  for (uint32_t seed = 1; seed <= 20; ++seed) {
+    const int64_t cells = 40 + seed * 20;
+    std::mt19937 random(seed);
+    NotingStream streams[3];
+    Allocator allocator(Arena(cells * 256));
+    CellAllocator expected(cells);
+    struct Block {
+      Buffer buffer;
+      int64_t at;
+      int64_t count;
+      int stream;
+    };
+    std::vector<Block> live;
+    for (int i = 0; i < 1000; ++i) {
+      if (live.size() > 12 || (!live.empty() && random() % 2 == 0)) {
+        const auto block = live.begin() + random() % live.size();
+        expected.Free(block->at, block->count, block->stream);
+        live.erase(block);
+        continue;
+      }
+      const int64_t count = 1 + random() % (random() % 2 ? 4 : 30);
+      const int stream = static_cast<int>(random() % 3);
+      auto buffer = allocator.Allocate(MemoryTag::kMlp, count * 256, streams[stream]);
+      const int64_t at = expected.Take(count, stream);
+      ASSERT_EQ(buffer.ok(), at >= 0) << "seed " << seed << " step " << i;
+      if (at < 0) continue;
+      ASSERT_EQ(Offset(*buffer), at * 256) << "seed " << seed << " step " << i;
+      live.push_back({*std::move(buffer), at, count, stream});
+    }
+  }
+}
+
 // A seeded sequence of allocations and frees; what it got is returned as text.
 struct Trace {
   std::string offsets;
   MemoryStats stats;
+  size_t waits = 0;
 };
 
 Trace RandomTrace(uint32_t seed, int64_t arena_bytes) {
@@ -330,9 +427,46 @@ Trace RandomTrace(uint32_t seed, int64_t arena_bytes) {
     total_peak = std::max(total_peak, total);
   }
   trace.stats = allocator.stats();
+  for (const NotingStream& stream : streams) trace.waits += stream.waits.size();
   EXPECT_EQ(trace.stats.peak_bytes, peak);
   EXPECT_EQ(trace.stats.peak_total_bytes, total_peak);
   return trace;
+}
+
+// Beside blocks that stay, the same sequence gets the same addresses after every Settle, and so the
+// arena of the first holds all of them.
+TEST(Allocator, EveryPassAfterASettleIsTheFirst) {
+  for (uint32_t seed = 1; seed <= 10; ++seed) {
+    NotingStream streams[3];
+    Allocator allocator(Arena(int64_t{1} << 50));
+    const Buffer low = Take(allocator, 1000, streams[0]);
+    Buffer gone = Take(allocator, 3000, streams[1]);
+    const Buffer high = Take(allocator, 500, streams[2]);
+    gone.Free();
+    std::string first;
+    int64_t high_water = 0;
+    for (int pass = 0; pass < 4; ++pass) {
+      allocator.Settle();
+      std::mt19937 random(seed);
+      std::vector<Buffer> live;
+      std::string offsets;
+      for (int i = 0; i < 300; ++i) {
+        if (live.size() > 10 || (!live.empty() && random() % 2 == 0)) {
+          live.erase(live.begin() + random() % live.size());
+        } else {
+          live.push_back(Take(allocator, random() % 6000, streams[random() % 3]));
+          offsets += std::to_string(Offset(live.back())) + " ";
+        }
+      }
+      if (pass == 0) {
+        first = offsets;
+        high_water = allocator.stats().arena_high_water_bytes;
+      }
+      EXPECT_EQ(offsets, first) << "seed " << seed << " pass " << pass;
+    }
+    EXPECT_EQ(allocator.stats().arena_high_water_bytes, high_water);
+    for (const NotingStream& stream : streams) EXPECT_TRUE(stream.waits.empty());
+  }
 }
 
 TEST(Allocator, AnArenaOfTheHighWaterMarkGivesTheAddressesOfAnUnlimitedOne) {
@@ -340,6 +474,8 @@ TEST(Allocator, AnArenaOfTheHighWaterMarkGivesTheAddressesOfAnUnlimitedOne) {
     const Trace dry = RandomTrace(seed, int64_t{1} << 50);
     const Trace real = RandomTrace(seed, dry.stats.arena_high_water_bytes);
     EXPECT_EQ(dry.offsets, real.offsets) << "seed " << seed;
+    EXPECT_EQ(dry.waits, 0u);
+    EXPECT_EQ(real.waits, 0u);
     EXPECT_EQ(dry.stats.arena_high_water_bytes, real.stats.arena_high_water_bytes);
     EXPECT_EQ(dry.stats.peak_bytes, real.stats.peak_bytes);
     EXPECT_EQ(dry.stats.attention_peak_bytes, real.stats.attention_peak_bytes);

@@ -89,17 +89,22 @@ TEST(Cost, AttentionCountsVisiblePairsOnly) {
   };
   AttentionMask mask{.total = 6};
   mask.document_starts = std::make_shared<const std::vector<int64_t>>(1, 0);
-  const AttentionFwdParams fwd{.q = view(4, 3, 8),
-                               .k = view(6, 1, 8),
-                               .v = view(6, 1, 8),
-                               .o = view(4, 3, 8),
-                               .lse = TensorView::Matrix(g_memory, DType::kFloat32, 3, 4),
-                               .kv_slot = {0, 0, 0},
-                               .queries = {2, 6},
-                               .keys = {0, 6},
-                               .mask = mask};
+  AttentionFwdParams fwd{.q = view(4, 3, 8),
+                         .k = view(6, 1, 8),
+                         .v = view(6, 1, 8),
+                         .o = view(4, 3, 8),
+                         .lse = TensorView::Matrix(g_memory, DType::kFloat32, 3, 4),
+                         .kv_slot = {0, 0, 0},
+                         .queries = {2, 6},
+                         .keys = {0, 6},
+                         .mask = mask};
   EXPECT_EQ(Cost(fwd).flops, 4.0 * 3 * 8 * (3 + 4 + 5 + 6));
   EXPECT_EQ(Cost(fwd).bytes_read, 4.0 * (96 + 48 + 48));
+  EXPECT_EQ(Cost(fwd).bytes_written, 4.0 * (96 + 12));
+  // Merged, o and lse are read too; o counts the bytes of its own type.
+  fwd.q.dtype = fwd.k.dtype = fwd.v.dtype = DType::kBFloat16;
+  fwd.merge = true;
+  EXPECT_EQ(Cost(fwd).bytes_read, 2.0 * (96 + 48 + 48) + 4.0 * (96 + 12));
   EXPECT_EQ(Cost(fwd).bytes_written, 4.0 * (96 + 12));
   const AttentionBwdParams bwd{.q = fwd.q,
                                .k = fwd.k,

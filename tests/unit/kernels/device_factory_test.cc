@@ -31,6 +31,47 @@ TEST(DeviceFactory, CpuAndReferenceRunOps) {
   }
 }
 
+// Ops of the device and of the host at once, on a plain and on a delayed, poisoned device.
+TEST(DeviceFactory, CpuAndReferenceHaveHostMemoryAndItsOps) {
+  for (const std::string backend : {"cpu", "reference"}) {
+    for (const bool test_device : {false, true}) {
+      DeviceOptions options = {.backend = backend, .arena_bytes = 1 << 16, .host_bytes = 1 << 16};
+      if (test_device) options.test_delay = StreamDelay{.seed = 5};
+      options.test_poison_freed = test_device;
+      auto created = CreateDevice(options);
+      ASSERT_TRUE(created.ok()) << created.status();
+      Device& device = **created;
+      const auto compute = device.CreateStream("compute");
+      const auto copy = device.CreateStream("copy");
+      const auto host = device.CreateHostStream("host");
+      const auto there = device.host_allocator().Allocate(MemoryTag::kOptimizer, 400, *host);
+      const auto here = device.allocator().Allocate(MemoryTag::kGradients, 400, *compute);
+      ASSERT_TRUE(there.ok() && here.ok());
+      const auto view = [](const Buffer& buffer) {
+        return TensorView::Vector(buffer.data(), DType::kFloat32, 100);
+      };
+      const FillParams on_device = {.dst = view(*here), .value = 1.5};
+      const FillParams on_host = {.dst = view(*there), .value = -4};
+      ASSERT_TRUE(device.ops().Enqueue(on_device, {}, *compute).ok());
+      ASSERT_TRUE(device.host_ops().Enqueue(on_host, {}, *host).ok());
+      // Every second element of what the host computed, over what the device did.
+      copy->Wait(compute->Record());
+      copy->Wait(host->Record());
+      device.CopyRowsFromHost({.dst = here->data(),
+                               .dst_stride = 8,
+                               .src = there->data(),
+                               .src_stride = 8,
+                               .row_bytes = 4,
+                               .rows = 50},
+                              *copy);
+      std::vector<float> seen(100);
+      device.CopyToHost(seen.data(), here->data(), 400, *copy);
+      ASSERT_TRUE(copy->Synchronize().ok());
+      for (size_t i = 0; i < seen.size(); ++i) EXPECT_EQ(seen[i], i % 2 == 0 ? -4.0f : 1.5f);
+    }
+  }
+}
+
 TEST(DeviceFactory, DryAnswersWorkspaceForTheBackendItStandsInFor) {
   auto dry = CreateDryDevice("cpu");
   ASSERT_TRUE(dry.ok()) << dry.status();

@@ -376,8 +376,24 @@ TEST(Validate, Attention) {
   std::vector<Breakage<F>> breakages = AttentionBreakages<F>();
   breakages.push_back({"o is", [](F& p) { p.o = Cube(kT, 3); }});
   breakages.push_back({"o is bf16, must be fp32 as q", [](F& p) { p.o = Bf16(p.o); }});
+  breakages.push_back({"o is bf16, must be fp32 with merge", [](F& p) {
+                         p.q = Bf16(p.q), p.k = Bf16(p.k), p.v = Bf16(p.v), p.o = Bf16(p.o);
+                         p.merge = true;
+                       }});
+  breakages.push_back({"o is int32, must be bf16 as q, or fp32", [](F& p) {
+                         p.q = Bf16(p.q), p.k = Bf16(p.k), p.v = Bf16(p.v);
+                         p.o.dtype = DType::kInt32;
+                       }});
+  breakages.push_back({"lse overlaps itself", [](F& p) { p.lse.stride[0] = kT - 1; }});
+  breakages.push_back({"lse has last stride 2", [](F& p) { p.lse.stride[1] = 2; }});
+  breakages.push_back({"lse aliases o", [](F& p) { p.lse.data = p.o.data; }});
   breakages.push_back({"o aliases q", [](F& p) { p.o = p.q; }});
   ExpectRefusals<F>("attention_fwd", fwd, breakages);
+  F wide = fwd;
+  wide.q = Bf16(wide.q), wide.k = Bf16(wide.k), wide.v = Bf16(wide.v);
+  EXPECT_TRUE(Validate(wide).ok()) << Validate(wide);
+  wide.merge = true;
+  EXPECT_TRUE(Validate(wide).ok()) << Validate(wide);
   using B = AttentionBwdParams;
   const B bwd{.q = fwd.q,
               .k = fwd.k,
@@ -396,6 +412,8 @@ TEST(Validate, Attention) {
   back.push_back({"delta is [5, 4]", [](B& p) { p.delta = Mat(5, kHeads); }});
   back.push_back({"dout is", [](B& p) { p.dout = Cube(kT, 3); }});
   back.push_back({"dout is bf16, must be fp32 as q", [](B& p) { p.dout = Bf16(p.dout); }});
+  back.push_back({"o is", [](B& p) { p.o = Cube(kT, 3); }});
+  back.push_back({"o is bf16, must be fp32 as q", [](B& p) { p.o = Bf16(p.dout); }});
   back.push_back({"delta is bf16, must be fp32", [](B& p) { p.delta = Bf16(p.delta); }});
   back.push_back({"dq is bf16, must be fp32", [](B& p) { p.dq = Bf16(p.dq); }});
   back.push_back({"dk is bf16, must be fp32", [](B& p) { p.dk = Bf16(p.dk); }});
@@ -405,6 +423,12 @@ TEST(Validate, Attention) {
   back.push_back({"dv is", [](B& p) { p.dv = Cube(kT, 1); }});
   back.push_back({"dk aliases dv", [](B& p) { p.dk = p.dv; }});
   ExpectRefusals<B>("attention_bwd", bwd, back);
+  // Columns of a wider matrix of all tokens.
+  F columns = fwd;
+  B back_columns = bwd;
+  columns.lse.stride[0] = back_columns.lse.stride[0] = 100;
+  EXPECT_TRUE(Validate(columns).ok()) << Validate(columns);
+  EXPECT_TRUE(Validate(back_columns).ok()) << Validate(back_columns);
 }
 
 TEST(Validate, SwiGluAndCrossEntropy) {

@@ -96,6 +96,26 @@ TEST(Summary, OneByteMoreThanPlannedFails) {
               ElementsAre(HasSubstr("rank 0 used other memory than planned: peak 1101")));
 }
 
+TEST(Summary, HostMemoryIsAPoolOfItsOwn) {
+  RunRecord record = GoodRun();
+  for (int rank = 0; rank < 2; ++rank) {
+    *record.job.mutable_plan()->mutable_ranks(rank)->mutable_host_memory() = Memory(7, 50 + rank);
+    *record.ranks[rank][2].mutable_host_memory() = Memory(7, 50 + rank);
+  }
+  Summary summary = Summarize(record, 0.3);
+  EXPECT_THAT(summary.failures, IsEmpty());
+  EXPECT_EQ(summary.host_planned_peak_bytes, 58);
+  EXPECT_EQ(summary.host_measured_peak_bytes, 58);
+  EXPECT_THAT(SummaryText(summary, record),
+              HasSubstr("host memory 58 B, planned 58 B: as planned"));
+  EXPECT_EQ(SummaryJson(summary, record).at("memory").at("host_measured_peak_bytes"), 58);
+  *record.ranks[1][2].mutable_host_memory() = Memory(8, 51);
+  summary = Summarize(record, 0.3);
+  EXPECT_FALSE(summary.memory_as_planned);
+  EXPECT_THAT(summary.failures,
+              ElementsAre("rank 1 used other host memory than planned: peak 59 bytes against 58"));
+}
+
 TEST(Summary, AJobThatFailedOrEndedEarlySaysSo) {
   RunRecord record = GoodRun();
   record.job.set_state(v1::JOB_STATE_FAILED);

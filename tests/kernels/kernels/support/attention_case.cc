@@ -22,12 +22,9 @@ float ScaleOf(const AttentionCase& c) {
   return static_cast<float>(c.negative_scale ? -scale : scale);
 }
 
-}  // namespace
-
-void PrintTo(const AttentionCase& c, std::ostream* out) { *out << c.name; }
-
-std::vector<AttentionCase> AttentionCases() {
-  std::vector<AttentionCase> cases = {
+// Head sizes, head groups, scores.
+std::vector<AttentionCase> ShapeCases() {
+  return {
       // Many heads, so that a norm over their results means something.
       {.name = "OneToken",
        .queries = {0, 1},
@@ -48,6 +45,15 @@ std::vector<AttentionCase> AttentionCases() {
        .kv_slot = {1, 0, 1, 3, 1},
        .slots = 4,
        .gap = 3},
+      {.name = "NegativeScale", .queries = {0, 70}, .keys = {0, 70}, .negative_scale = true},
+      {.name = "HugeScores", .queries = {0, 100}, .keys = {0, 100}, .score_scale = 1e4},
+      {.name = "NoHeads", .queries = {0, 4}, .keys = {0, 4}, .kv_slot = {}},
+  };
+}
+
+// Runs of one document, windows.
+std::vector<AttentionCase> RunCases() {
+  return {
       {.name = "LaterQueries", .queries = {100, 165}, .keys = {0, 140}},
       {.name = "EarlierQueriesSeeNothing", .queries = {0, 65}, .keys = {65, 100}},
       {.name = "SomeQueriesSeeNothing", .queries = {20, 120}, .keys = {70, 200}},
@@ -60,6 +66,20 @@ std::vector<AttentionCase> AttentionCases() {
        .window = 33},
       {.name = "WindowLeavesKeysBehind", .queries = {150, 260}, .keys = {0, 180}, .window = 60},
       {.name = "EndlessWindow", .queries = {0, 40}, .keys = {0, 40}, .window = INT64_MAX},
+      {.name = "NoQueries", .queries = {5, 5}, .keys = {0, 10}},
+      {.name = "NoKeys", .queries = {0, 40}, .keys = {3, 3}},
+      {.name = "KeysBeforeTheWindow", .queries = {200, 260}, .keys = {0, 100}, .window = 50},
+      {.name = "OneQueryOfMany",
+       .queries = {700, 701},
+       .keys = {0, 300},
+       .head_dim = 24,
+       .kv_slot = std::vector<int32_t>(8)},
+      {.name = "AccumulateDq", .queries = {0, 80}, .keys = {10, 60}, .accumulate_dq = true},
+  };
+}
+
+std::vector<AttentionCase> DocumentCases() {
+  return {
       {.name = "Documents",
        .queries = {0, 260},
        .keys = {0, 260},
@@ -84,28 +104,78 @@ std::vector<AttentionCase> AttentionCases() {
              for (int64_t i = 0; i < 40; ++i) starts[i] = i;
              return starts;
            }()},
-      {.name = "NegativeScale", .queries = {0, 70}, .keys = {0, 70}, .negative_scale = true},
-      {.name = "HugeScores", .queries = {0, 100}, .keys = {0, 100}, .score_scale = 1e4},
-      {.name = "NoQueries", .queries = {5, 5}, .keys = {0, 10}},
-      {.name = "NoKeys", .queries = {0, 40}, .keys = {3, 3}},
-      {.name = "NoHeads", .queries = {0, 4}, .keys = {0, 4}, .kv_slot = {}},
-      {.name = "AccumulateDq", .queries = {0, 80}, .keys = {10, 60}, .accumulate_dq = true},
+      {.name = "DisjointDocuments",
+       .queries = {40, 110},
+       .keys = {0, 40},
+       .causal = false,
+       .document_starts = {0, 40}},
+      {.name = "OneQueryAtTheEndOfItsDocument",
+       .queries = {99, 100},
+       .keys = {70, 140},
+       .kv_slot = std::vector<int32_t>(8),
+       .causal = false,
+       .document_starts = {0, 77, 100}},
+      {.name = "FullRunsWithDocumentsInside",
+       .queries = {70, 203},
+       .keys = {150, 299},
+       .causal = false,
+       .document_starts = {0, 100, 180, 260}},
+      {.name = "FullRunsWithWindow",
+       .queries = {70, 203},
+       .keys = {150, 280},
+       .causal = false,
+       .window = 64,
+       .document_starts = {0, 160}},
+      {.name = "Peers26_PaddingAloneMeetsItself",
+       .queries = {96, 128},
+       .keys = {64, 128},
+       .document_starts = {0, 90}},
+      {.name = "Peers41_PositionsBeyond32Bits",
+       .queries = {(int64_t{1} << 33) + 5, (int64_t{1} << 33) + 75},
+       .keys = {(int64_t{1} << 33) - 60, (int64_t{1} << 33) + 30},
+       .window = 50,
+       .document_starts = {0, int64_t{1} << 32, (int64_t{1} << 33) - 20}},
   };
+}
+
+}  // namespace
+
+void PrintTo(const AttentionCase& c, std::ostream* out) { *out << c.name; }
+
+std::vector<AttentionCase> AttentionCases() {
+  std::vector<AttentionCase> cases = ShapeCases();
+  for (const std::vector<AttentionCase>& more : {RunCases(), DocumentCases()}) {
+    cases.insert(cases.end(), more.begin(), more.end());
+  }
   return cases;
 }
 
 AttentionFwdParams ForwardCall(const AttentionCase& c, Memory& memory) {
   const int64_t heads = c.kv_slot.size(), d = c.head_dim, q = Length(c.queries), k = Length(c.keys);
-  return {.q = memory.Input({{q, heads, d}, c.gap}, c.score_scale),
-          .k = memory.Input({{k, c.slots, d}, c.gap}),
-          .v = memory.Input({{k, c.slots, d}, c.gap}),
-          .o = memory.Output("o", {{q, heads, d}, c.gap}),
-          .lse = memory.Output("lse", {{heads, q}, c.gap}, kW),
-          .kv_slot = c.kv_slot,
-          .queries = c.queries,
-          .keys = c.keys,
-          .mask = MaskOf(c),
-          .scale = ScaleOf(c)};
+  AttentionFwdParams p = {.q = memory.Input({{q, heads, d}, c.gap}, c.score_scale),
+                          .k = memory.Input({{k, c.slots, d}, c.gap}),
+                          .v = memory.Input({{k, c.slots, d}, c.gap}),
+                          .kv_slot = c.kv_slot,
+                          .queries = c.queries,
+                          .keys = c.keys,
+                          .mask = MaskOf(c),
+                          .scale = ScaleOf(c),
+                          .merge = c.merge};
+  const Memory::Shape o = {{q, heads, d}, c.gap}, lse = {{heads, q}, c.gap};
+  if (!c.merge) {
+    p.o = memory.Output("o", o, c.wide_output ? kW : memory.storage());
+    p.lse = memory.Output("lse", lse, kW);
+    return p;
+  }
+  p.o = memory.InOut("o", o, 1, kW);
+  p.lse = memory.InOut("lse", lse, 3, kW);
+  for (int64_t t = 0; t < q; t += 3) {
+    for (int64_t h = 0; h < heads; ++h) {
+      SetElement(p.lse, h, t, 0, -INFINITY);
+      for (int64_t e = 0; e < d; ++e) SetElement(p.o, t, h, e, 0);
+    }
+  }
+  return p;
 }
 
 AttentionBwdParams BackwardCall(const AttentionCase& c, Memory& memory) {

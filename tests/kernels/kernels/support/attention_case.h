@@ -26,11 +26,13 @@ struct AttentionCase {
   bool negative_scale = false;
   int64_t gap = 0;
   bool accumulate_dq = false;
+  bool wide_output = false;  // o is W
+  bool merge = false;        // o, W, and lse hold a result, some queries' that of no keys
 };
 
 void PrintTo(const AttentionCase& c, std::ostream* out);
 
-// The shapes every attention kernel must survive.
+// The shapes, runs and masks every attention kernel must survive.
 std::vector<AttentionCase> AttentionCases();
 
 AttentionFwdParams ForwardCall(const AttentionCase& c, Memory& memory);

@@ -149,12 +149,19 @@ struct NaiveBackend : reference::Backend {
         }
         for (float& weight : weights)
           sum += weight = weight == -INFINITY ? 0 : std::exp(weight - max);
-        At(p.lse, head, i) = sum == 0 ? -INFINITY : max + std::log(sum);
+        const float before = p.merge ? At(p.lse, head, i) : -INFINITY;
+        const float lse = sum == 0 ? -INFINITY : max + std::log(sum);
+        const float larger = std::max(before, lse);
+        const float kept = before == -INFINITY ? 0 : std::exp(before - larger);
+        const float fresh = lse == -INFINITY ? 0 : std::exp(lse - larger);
+        At(p.lse, head, i) = larger + std::log(kept + fresh);
         for (int64_t d = 0; d < p.q.shape[2]; ++d) {
           float out = 0;
           for (int64_t j = 0; j < p.k.shape[0]; ++j)
             out += Operand(weights[j], p.v.dtype) * At(p.v, j, p.kv_slot[head], d);
-          At(p.o, i, head, d) = sum == 0 ? 0 : out / sum;
+          out = sum == 0 ? 0 : out / sum;
+          if (kept != 0) out = (kept * At(p.o, i, head, d) + fresh * out) / (kept + fresh);
+          At(p.o, i, head, d) = out;
         }
       }
     }

@@ -76,13 +76,6 @@ bool SameBits(const std::vector<double>& a, const std::vector<double>& b) {
          (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0);
 }
 
-void ExpectSameBits(const std::vector<Memory::Result>& a, const std::vector<Memory::Result>& b,
-                    const char* what) {
-  ASSERT_EQ(a.size(), b.size());
-  for (size_t i = 0; i < a.size(); ++i)
-    EXPECT_TRUE(SameBits(a[i].values, b[i].values)) << a[i].name << ": " << what;
-}
-
 }  // namespace
 
 OpTable& Reference() {
@@ -156,6 +149,24 @@ void ForEachIsa(const std::function<void(const std::string& isa)>& body, DType s
   SetBf16ProductsForTest(true);
 }
 
+void ExpectWithinTheBound(const std::vector<Memory::Result>& results,
+                          const std::vector<Memory::Result>& naive,
+                          const std::vector<Memory::Result>& reference, const std::string& what) {
+  for (size_t i = 0; i < reference.size(); ++i) {
+    const double bound =
+        3 * RelativeError(naive[i].values, reference[i].values) + HalfEpsilon(reference[i].dtype);
+    EXPECT_LE(RelativeError(results[i].values, reference[i].values), bound)
+        << reference[i].name << ", " << what;
+  }
+}
+
+void ExpectSameBits(const std::vector<Memory::Result>& a, const std::vector<Memory::Result>& b,
+                    const std::string& what) {
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); ++i)
+    EXPECT_TRUE(SameBits(a[i].values, b[i].values)) << a[i].name << ": " << what;
+}
+
 void ForEachStorage(const std::function<void(DType storage)>& body) {
   for (const DType storage : {DType::kFloat32, DType::kBFloat16}) {
     SCOPED_TRACE(NameOf(storage));
@@ -173,12 +184,7 @@ void ExpectCpuMatchesReferenceIn(DType storage, const BuildCall& build, int seed
   const std::vector<Memory::Result> naive = calls.Run(Naive(), 1);
   const auto expect_within_bound = [&](const std::vector<Memory::Result>& results,
                                        const char* what) {
-    for (size_t i = 0; i < reference.size(); ++i) {
-      const double bound =
-          3 * RelativeError(naive[i].values, reference[i].values) + HalfEpsilon(reference[i].dtype);
-      EXPECT_LE(RelativeError(results[i].values, reference[i].values), bound)
-          << reference[i].name << ", " << what;
-    }
+    ExpectWithinTheBound(results, naive, reference, what);
   };
   ForEachIsa([&](const std::string&) { expect_within_bound(calls.Run(Cpu(), 1), "1 thread"); },
              storage);

@@ -38,6 +38,13 @@ void SetSmallIntegers(const TensorView& view, int limit, Memory& memory);
 // Both backends refuse the call while it runs, with this code.
 void ExpectBothFail(const BuildCall& build, absl::StatusCode code);
 
+// Every result within *the bound*: 3 times the error of naive plus half an epsilon of its dtype.
+void ExpectWithinTheBound(const std::vector<Memory::Result>& results,
+                          const std::vector<Memory::Result>& naive,
+                          const std::vector<Memory::Result>& reference, const std::string& what);
+void ExpectSameBits(const std::vector<Memory::Result>& a, const std::vector<Memory::Result>& b,
+                    const std::string& what);
+
 // Calls body() with each storage type.
 void ForEachStorage(const std::function<void(DType storage)>& body);
 

@@ -1,0 +1,300 @@
+// Plans of every method and axis: the schedule they carry, bytes on device and host, FLOPs of the
+// mask, what is refused and in which words. The samples are planned here, so that they cannot rot.
+#include "planner/plan.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "common/check.h"
+#include "common/spec/job_spec.h"
+#include "common/spec/yaml_spec.h"
+#include "engine/parallel/mesh.h"
+#include "planner/notes.h"
+#include "planner/render.h"
+
+namespace upipe::planner {
+namespace {
+
+using testing::AllOf;
+using testing::Contains;
+using testing::HasSubstr;
+using testing::Not;
+
+constexpr char kJob[] = R"(name: plan
+model: {vocab_size: 64, hidden_size: 32, num_layers: 2, num_heads: 8, num_kv_heads: 2, head_dim: 8,
+  intermediate_size: 48}
+data: {path: none}
+parallel: {ranks: 4, method: upipe, heads_per_stage: 4}
+train: {context: 256, steps: 3, eval_sequences: 1}
+)";
+// Makes `method` of the job above.
+std::vector<std::string> With(const std::string& method, std::vector<std::string> more = {}) {
+  more.insert(more.begin(),
+              {absl::StrCat("parallel.method=", method), "parallel.heads_per_stage="});
+  return more;
+}
+
+v1::JobSpec Spec(const std::vector<std::string>& overrides) {
+  const auto spec = ParseJobSpecYaml(kJob, "job.yaml", overrides);
+  UPIPE_CHECK(spec.ok()) << spec.status();
+  return *spec;
+}
+
+absl::StatusOr<v1::RunPlan> TryPlan(const std::vector<std::string>& overrides,
+                                    int64_t memory_per_rank = std::numeric_limits<int64_t>::max()) {
+  return MakeRunPlan(Spec(overrides),
+                     {.memory_per_rank_bytes = memory_per_rank, .check_data = false});
+}
+
+v1::RunPlan Plan(const std::vector<std::string>& overrides) {
+  auto plan = TryPlan(overrides);
+  UPIPE_CHECK(plan.ok()) << absl::StrJoin(overrides, " ") << ": " << plan.status();
+  return *std::move(plan);
+}
+
+int64_t HostBytes(const v1::RunPlan& plan) {
+  int64_t bytes = 0;
+  for (const v1::RankPlan& rank : plan.ranks()) bytes += rank.host_memory().peak_bytes();
+  return bytes;
+}
+
+TEST(Plan, EachMethodIsAPointOfTheSpace) {
+  struct Case {
+    std::vector<std::string> job;
+    const char* mesh;
+    int64_t heads_per_rank;
+    int stages;
+    int64_t chunks;
+  };
+  for (const Case& c : std::vector<Case>{
+           {{}, "C 4 x R 1 x fsdp 1 x dp 1", 1, 2, 1},
+           {{"parallel.heads_per_stage=8"}, "C 4 x R 1 x fsdp 1 x dp 1", 2, 1, 1},
+           {With("ulysses"), "C 4 x R 1 x fsdp 1 x dp 1", 2, 1, 1},
+           {With("ring"), "C 1 x R 4 x fsdp 1 x dp 1", 8, 1, 1},
+           {With("usp", {"parallel.ring_ranks=2"}), "C 2 x R 2 x fsdp 1 x dp 1", 4, 1, 1},
+           {With("fpdt"), "C 4 x R 1 x fsdp 1 x dp 1", 2, 1, 4},
+           {{"parallel.ring_ranks=2"}, "C 2 x R 2 x fsdp 1 x dp 1", 2, 2, 1},
+           {{"parallel.dp_ranks=2", "memory.query_chunks=3"}, "C 2 x R 1 x fsdp 1 x dp 2", 2, 2, 3},
+           {With("ring", {"parallel.fsdp_ranks=2"}), "C 1 x R 2 x fsdp 2 x dp 1", 8, 1, 1},
+       }) {
+    const v1::RunPlan plan = Plan(c.job);
+    EXPECT_EQ(MeshText(plan.spec().parallel()), c.mesh) << absl::StrJoin(c.job, " ");
+    EXPECT_EQ(plan.schedule().heads_per_rank(), c.heads_per_rank) << absl::StrJoin(c.job, " ");
+    EXPECT_EQ(plan.schedule().stages_size(), c.stages) << absl::StrJoin(c.job, " ");
+    EXPECT_EQ(plan.schedule().query_chunks(), c.chunks) << absl::StrJoin(c.job, " ");
+    EXPECT_EQ(plan.padded_context(), PaddedContext(plan.spec())) << absl::StrJoin(c.job, " ");
+    const parallel::Mesh mesh = parallel::Mesh::From(plan.spec().parallel());
+    EXPECT_EQ(plan.tokens_per_rank() * mesh.context_ranks(), plan.padded_context());
+    EXPECT_EQ(plan.ranks_size(), 4);
+    for (const v1::RankPlan& rank : plan.ranks()) {
+      EXPECT_GT(rank.memory().peak_bytes(), 0);
+      EXPECT_GT(rank.step_flops(), 0);
+      EXPECT_EQ(rank.bytes_sent_to_peer_size(), 4);
+    }
+    EXPECT_EQ(HostBytes(plan) > 0, plan.spec().parallel().method() == v1::METHOD_FPDT);
+  }
+}
+
+// The planner and the specification each say what a context is padded to; the engine's map decides.
+TEST(Plan, PaddingOfTheSpecificationIsTheMaps) {
+  for (const int64_t context : {1, 7, 255, 257, 1000}) {
+    for (const std::string ring : {"1", "2", "4"}) {
+      for (const std::string chunks : {"1", "2", "3", "5"}) {
+        const v1::RunPlan plan =
+            Plan({absl::StrCat("train.context=", context), "parallel.ring_ranks=" + ring,
+                  "memory.query_chunks=" + chunks});
+        EXPECT_EQ(plan.padded_context(), PaddedContext(plan.spec()))
+            << context << " tokens, ring " << ring << ", chunks " << chunks;
+      }
+    }
+  }
+}
+
+TEST(Plan, PolicyMovesBytesToTheHost) {
+  const v1::RunPlan device = Plan({});
+  ASSERT_EQ(HostBytes(device), 0);
+  for (const char* field : {"layer_inputs", "stage_kv", "optimizer", "attention_output"}) {
+    const v1::RunPlan host = Plan({absl::StrCat("memory.", field, "=host")});
+    for (const v1::RankPlan& rank : host.ranks()) {
+      EXPECT_GT(rank.host_memory().peak_bytes(), 0) << field;
+      EXPECT_GE(rank.host_memory().arena_bytes(), rank.host_memory().peak_bytes()) << field;
+    }
+    EXPECT_NE(host.plan_hash(), device.plan_hash()) << field;
+  }
+}
+
+TEST(Plan, DataAxesMultiplySequencesNotWhatOneCosts) {
+  const v1::RunPlan one = Plan({"parallel.ranks=2", "parallel.heads_per_stage=2"});
+  const v1::RunPlan many =
+      Plan({"parallel.ranks=8", "parallel.heads_per_stage=2", "parallel.dp_ranks=2",
+            "parallel.fsdp_ranks=2", "train.gradient_accumulation=3"});
+  EXPECT_EQ(many.model_flops(), 12 * one.model_flops());
+  EXPECT_EQ(many.tokens_per_rank(), one.tokens_per_rank());
+  EXPECT_THAT(many.notes(), Contains("a step is 12 sequences: 4 groups of 2 context ranks (dp 2 x "
+                                     "fsdp 2) x 3 accumulated"));
+  // Groups do alike, but for the optimizer, whose shards end in padding here and there.
+  for (int rank = 2; rank < 8; ++rank) {
+    EXPECT_EQ(many.ranks(rank).memory().peak_bytes(), many.ranks(rank % 2).memory().peak_bytes());
+    EXPECT_NEAR(many.ranks(rank).step_flops() / many.ranks(rank % 2).step_flops(), 1, 1e-3);
+  }
+}
+
+TEST(Plan, LongStepsArePricedAsIfEveryMicroStepHadRun) {
+  for (const std::vector<std::string>& job : std::vector<std::vector<std::string>>{
+           {}, {"parallel.dp_ranks=2", "memory.optimizer=host"}, With("fpdt"), With("ring")}) {
+    std::vector<std::string> overrides = job;
+    overrides.push_back("train.gradient_accumulation=9");
+    const v1::RunPlan plan = Plan(overrides);
+    for (const v1::RankPlan& rank : plan.ranks()) {
+      const auto all = DryRunRank(plan, rank.rank());
+      ASSERT_TRUE(all.ok()) << all.status();
+      EXPECT_EQ(all->rank.SerializeAsString(), rank.SerializeAsString())
+          << absl::StrJoin(job, " ") << " rank " << rank.rank() << "\n"
+          << all->rank.DebugString() << rank.DebugString();
+    }
+  }
+}
+
+// Pairs counted one by one.
+double AttentionFlops(int64_t context, bool causal, int64_t window) {
+  int64_t pairs = 0;
+  for (int64_t q = 0; q < context; ++q) {
+    for (int64_t k = 0; k < context; ++k) {
+      if ((!causal || k <= q) && std::abs(q - k) < window) ++pairs;
+    }
+  }
+  return 2.0 * 12 * 8 * 8 * static_cast<double>(pairs);  // layers, 12, H, D
+}
+
+TEST(Plan, ModelFlopsAreOfThePairsTheMaskLeaves) {
+  const double causal = Plan({}).model_flops();
+  const double weights = causal - AttentionFlops(256, true, 256);
+  EXPECT_EQ(weights, 6.0 * 256 * (2 * (32 * 64 * 2 + 32 * 32 + 3 * 32 * 48) + 32 * 64));
+  EXPECT_EQ(Plan({"model.window=17"}).model_flops(), weights + AttentionFlops(256, true, 17));
+  EXPECT_EQ(Plan({"model.window=1K"}).model_flops(), causal);
+  EXPECT_EQ(Plan({"model.causal=false"}).model_flops(), weights + AttentionFlops(256, false, 256));
+  EXPECT_EQ(Plan({"model.causal=false", "model.window=17"}).model_flops(),
+            weights + AttentionFlops(256, false, 17));
+}
+
+TEST(Plan, DeviceAndHostMustFitTogether) {
+  const v1::RunPlan plan = Plan(With("fpdt"));
+  int64_t needed = 0;
+  for (const v1::RankPlan& rank : plan.ranks()) {
+    needed = std::max(needed, rank.memory().arena_bytes() + rank.host_memory().arena_bytes());
+  }
+  EXPECT_TRUE(TryPlan(With("fpdt"), needed).ok());
+  const absl::Status status = TryPlan(With("fpdt"), needed - 1).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(
+      std::string(status.message()),
+      AllOf(HasSubstr(absl::StrCat("(", needed, " bytes, ")), HasSubstr(" as the device's"),
+            HasSubstr(absl::StrCat("(", needed - 1, " bytes)")), HasSubstr("query_chunks 8"),
+            HasSubstr("on the host would not on backend cpu")));
+}
+
+TEST(Plan, ARefusalNamesWhatWouldHelpThisJob) {
+  const auto refusal = [](const std::vector<std::string>& job) {
+    const absl::Status status = TryPlan(job, 1000).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+    return std::string(status.message());
+  };
+  EXPECT_THAT(refusal({}),
+              AllOf(HasSubstr("more ranks than 4, a context shorter than 256 or query_chunks 2"),
+                    HasSubstr("may take 1000 B (1000 bytes)"), Not(HasSubstr("method upipe")),
+                    Not(HasSubstr("as the host's"))));
+  EXPECT_THAT(refusal({"parallel.ring_ranks=2", "memory.ring_kv=keep", "memory.overlap=on",
+                       "memory.attention_output=device", "model.num_layers=16"}),
+              AllOf(HasSubstr("method upipe with heads_per_stage 2"), HasSubstr("ring_kv pass"),
+                    HasSubstr("overlap off"), HasSubstr("attention_output recompute"),
+                    HasSubstr("checkpoint_stride 2")));
+  EXPECT_THAT(refusal({"parallel.dp_ranks=2"}), HasSubstr("fsdp_ranks in place of dp_ranks"));
+}
+
+TEST(Plan, ItsOwnLimitCountsToo) {
+  const absl::Status status = TryPlan({"train.memory_per_rank=1KiB"}).status();
+  EXPECT_THAT(std::string(status.message()), HasSubstr("may take 1.0 KiB (1024 bytes)"));
+}
+
+TEST(Plan, NotesSayMaskPolicyAndBalance) {
+  const auto notes = [](const std::vector<std::string>& job) {
+    const v1::RunPlan plan = Plan(job);
+    return absl::StrJoin(plan.notes(), "\n");
+  };
+  EXPECT_THAT(notes({}), AllOf(HasSubstr("mask: causal\n"),
+                               HasSubstr("policy: attention outputs computed again\n"),
+                               Not(HasSubstr("busiest")), Not(HasSubstr("host"))));
+  EXPECT_THAT(notes({"model.window=64", "data.documents=restart"}),
+              AllOf(HasSubstr("mask: causal within 64 positions, inside each document, whose "
+                              "positions begin at 0"),
+                    HasSubstr("FLOPs are of sequences that are one document")));
+  EXPECT_THAT(notes({"model.causal=false", "data.documents=separate"}),
+              HasSubstr("mask: full, inside each document\n"));
+  EXPECT_THAT(
+      notes({"memory.layer_inputs=host", "memory.checkpoint_stride=2", "memory.query_chunks=2",
+             "memory.optimizer=host", "memory.overlap=on", "memory.attention_output=host"}),
+      AllOf(HasSubstr("policy: attention outputs kept on the host; layer inputs, optimizer "
+                      "on the host; the input of every 2 layers kept; 2 query chunks; "
+                      "stages overlapped\n"),
+            HasSubstr("backend cpu has no memory but the host's")));
+  EXPECT_THAT(
+      notes({"model.num_heads=7", "model.num_kv_heads=1"}),
+      AllOf(HasSubstr("is busiest: it computes 1."), HasSubstr("(C = 1 x R = 4) is exact")));
+}
+
+TEST(Plan, TextShowsMeshScheduleAndHostBytes) {
+  const std::string plain = RenderPlan(Plan({}));
+  EXPECT_THAT(plain,
+              AllOf(HasSubstr("method     upipe, 4 ranks: C 4 x R 1 x fsdp 1 x dp 1\n"),
+                    HasSubstr("schedule   2 stages of 1 query head per rank, 1 query chunk, 64 "
+                              "tokens per rank\n"),
+                    Not(HasSubstr("\nhost "))));
+  const std::string fpdt = RenderPlan(Plan(With("fpdt")));
+  EXPECT_THAT(fpdt, AllOf(HasSubstr("1 stage of 2 query heads per rank, 4 query chunks"),
+                          HasSubstr("\nhost       peak "), HasSubstr("\n  residual ")));
+}
+
+TEST(Plan, SpecsThatCannotBePlannedSayAllOfIt) {
+  v1::JobSpec spec = Spec({});
+  spec.mutable_parallel()->set_ring_ranks(3);
+  spec.mutable_memory()->set_query_chunks(0);
+  const absl::Status status = MakeRunPlan(spec, {.check_data = false}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("parallel.ring_ranks: 3 does not divide the 4 context ranks"),
+                    HasSubstr("memory.query_chunks: 0 is outside")));
+}
+
+TEST(Plan, EverySampleCanBePlannedAndAllMethodsHaveOne) {
+  const char* source = std::getenv("UPIPE_SOURCE_DIR");
+  ASSERT_NE(source, nullptr) << "run through ctest";
+  std::vector<std::string> methods;
+  for (const auto& entry :
+       std::filesystem::directory_iterator(absl::StrCat(source, "/deploy/samples"))) {
+    if (entry.path().extension() != ".yaml") continue;
+    auto spec = ReadJobSpecFile(entry.path().string());
+    ASSERT_TRUE(spec.ok()) << spec.status();
+    // The plan's time grows with the tokens of a rank, what can be refused does not.
+    spec->mutable_train()->set_context(std::min<int64_t>(spec->train().context(), 16384));
+    const auto plan = MakeRunPlan(*spec, {.check_data = false});
+    ASSERT_TRUE(plan.ok()) << entry.path() << ": " << plan.status();
+    methods.push_back(MethodName(spec->parallel().method()));
+  }
+  for (const char* method : {"upipe", "ulysses", "ring", "usp", "fpdt"}) {
+    EXPECT_THAT(methods, Contains(method));
+  }
+}
+
+}  // namespace
+}  // namespace upipe::planner
