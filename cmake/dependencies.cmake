@@ -22,8 +22,3 @@ find_library(OPENBLAS_LIBRARY NAMES openblas
 add_library(upipe_openblas INTERFACE)
 target_include_directories(upipe_openblas SYSTEM INTERFACE ${OPENBLAS_INCLUDE_DIR})
 target_link_libraries(upipe_openblas INTERFACE ${OPENBLAS_LIBRARY})
-
-# oneDNN runs on libgomp, which is asked for one thread (kernels/cpu/onednn_product.cc).
-find_package(dnnl CONFIG REQUIRED)
-add_library(upipe_onednn INTERFACE)
-target_link_libraries(upipe_onednn INTERFACE DNNL::dnnl gomp)

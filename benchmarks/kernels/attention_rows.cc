@@ -38,6 +38,7 @@ struct Attention {
                 .dk = tensor(DType::kFloat32),
                 .dv = tensor(DType::kFloat32),
                 .kv_slot = forward.kv_slot,
+                .grad_slot = forward.kv_slot,
                 .queries = forward.queries,
                 .keys = forward.keys,
                 .mask = mask,

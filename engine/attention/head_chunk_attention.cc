@@ -159,6 +159,7 @@ absl::Status AttendBackward(const Pass& pass, const Turn& turn, int set) {
                                     .dk = KeyRows(part.dk, pair),
                                     .dv = KeyRows(part.dv, pair),
                                     .kv_slot = part.places,
+                                    .grad_slot = part.gradient_places,
                                     .queries = pair.queries,
                                     .keys = pair.keys,
                                     .mask = pass.call.sequence.mask,
@@ -318,12 +319,31 @@ absl::StatusOr<TurnBuffers> AllocateBackward(const RankContext& context, const L
   return b;
 }
 
+absl::StatusOr<HomeGradients> AllocateHome(const RankContext& context,
+                                           const AttentionLayerParams& params) {
+  const auto allocate = [&](int64_t heads, DType dtype) {
+    return TokenTensor::Allocate(context, params.policy.hidden_stream, MemoryTag::kAttnGrad,
+                                 {.tokens = params.tokens.tokens_per_rank,
+                                  .columns = heads * params.head_dim,
+                                  .dtype = dtype});
+  };
+  HomeGradients home;
+  const int64_t kv_heads = params.schedule->num_kv_heads();
+  UPIPE_ASSIGN_OR_RETURN(home.dk, allocate(kv_heads, context.storage()));
+  UPIPE_ASSIGN_OR_RETURN(home.dv, allocate(kv_heads, context.storage()));
+  const int sum_slots = parallel::NumSumSlots(*params.schedule);
+  if (sum_slots == 0 || context.storage() == kF32) return home;
+  UPIPE_ASSIGN_OR_RETURN(home.dk_sums, allocate(sum_slots, kF32));
+  UPIPE_ASSIGN_OR_RETURN(home.dv_sums, allocate(sum_slots, kF32));
+  return home;
+}
+
 // After the last stage, tile by tile: the gradients of queries, keys and values become those of
 // their weights and of the normalised stream, and that one joins dh.
 struct LayerGradients {
-  const TokenTensor& dq;   // [N, H * D], rotation undone
-  const TokenTensor& dkv;  // [N, 2 * K * D]
-  const TokenTensor& dh;   // [N, d]
+  const TokenTensor& dq;      // [N, H * D], rotation undone
+  const HomeGradients& home;  // dk, dv
+  const TokenTensor& dh;      // [N, d]
   const AttentionGradients& weights;
 };
 absl::Status ProjectBack(const RankContext& context, const LayerCall& call,
@@ -343,8 +363,8 @@ absl::Status ProjectBack(const RankContext& context, const LayerCall& call,
   };
   const engine::TileAccess accesses[] = {
       {.tensor = &gradients.dq, .columns = query_columns},
-      {.tensor = &gradients.dkv, .columns = kv_columns},
-      {.tensor = &gradients.dkv, .first_column = kv_columns, .columns = kv_columns},
+      {.tensor = &gradients.home.dk, .columns = kv_columns},
+      {.tensor = &gradients.home.dv, .columns = kv_columns},
       {.tensor = &call.x, .columns = d},
       {.tensor = &gradients.dh, .use = engine::TileUse::kReadWrite, .columns = d},
   };
@@ -354,11 +374,10 @@ absl::Status ProjectBack(const RankContext& context, const LayerCall& call,
                          context.AllocateStored(MemoryTag::kWorkspace, tile * d));
   UPIPE_ASSIGN_OR_RETURN(const Buffer dxn_buffer,
                          context.AllocateFloats(MemoryTag::kWorkspace, tile * d));
-  Buffer heads_buffer;  // of one projection before its norm, or rounded
-  if (w.q_norm.present() || gradients.dkv.view().dtype != context.storage()) {
-    const int64_t columns = w.q_norm.present() ? query_columns : kv_columns;
+  Buffer heads_buffer;  // of one projection before its norm
+  if (w.q_norm.present()) {
     UPIPE_ASSIGN_OR_RETURN(heads_buffer,
-                           context.AllocateStored(MemoryTag::kWorkspace, tile * columns));
+                           context.AllocateStored(MemoryTag::kWorkspace, tile * query_columns));
   }
   const auto body = [&](int64_t begin, int64_t rows,
                         absl::Span<const TensorView> tiles) -> absl::Status {
@@ -391,14 +410,7 @@ absl::Status HeadChunkAttention::Backward(const TokenTensor& x, const TokenTenso
                                           const Where& where) const {
   const bool overlap = params_.policy.overlap;
   const LayerStreams streams = StreamsOf(context_, overlap);
-  // fp32 where a head's gradient is a sum of parts, so that adding them rounds nothing.
-  const DType returned = parallel::SharesKvHeads(*params_.schedule) ? kF32 : views_.stored();
-  UPIPE_ASSIGN_OR_RETURN(
-      const TokenTensor dkv,
-      TokenTensor::Allocate(context_, params_.policy.hidden_stream, MemoryTag::kAttnGrad,
-                            {.tokens = params_.tokens.tokens_per_rank,
-                             .columns = 2 * params_.schedule->num_kv_heads() * params_.head_dim,
-                             .dtype = returned}));
+  UPIPE_ASSIGN_OR_RETURN(HomeGradients home, AllocateHome(context_, params_));
   const LayerCall call{streams, views_, params_, weights, x, sequence};
   {
     UPIPE_ASSIGN_OR_RETURN(const TurnBuffers b, AllocateBackward(context_, views_, overlap));
@@ -428,12 +440,14 @@ absl::Status HeadChunkAttention::Backward(const TokenTensor& x, const TokenTenso
           UPIPE_RETURN_IF_ERROR(
               ReturnHeads(call, turn, sent, b.staging, Returned::kQueryGradient, output.out));
           return turn.chunk + 1 == views_.num_chunks()
-                     ? ReturnKvGradients(call, turn.stage, b.staging, store, dkv)
+                     ? ReturnKvGradients(call, turn.stage, b.staging, store, home)
                      : absl::OkStatus();
         }));
   }
   output.lse.Free();
-  return ProjectBack(context_, call, {output.out, dkv, dh, gradients});
+  home.dk_sums = {};
+  home.dv_sums = {};
+  return ProjectBack(context_, call, {output.out, home, dh, gradients});
 }
 
 }  // namespace upipe::attention

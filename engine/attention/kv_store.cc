@@ -1,6 +1,7 @@
 #include "engine/attention/kv_store.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "common/check.h"
@@ -18,6 +19,8 @@ using kernels::TensorView;
 namespace {
 
 constexpr DType kF32 = DType::kFloat32;
+constexpr KvTensor kKeysAndValues[] = {KvTensor::kKeys, KvTensor::kValues};
+constexpr KvTensor kGradients[] = {KvTensor::kKeyGradients, KvTensor::kValueGradients};
 constexpr KvTensor kTensors[] = {KvTensor::kKeys, KvTensor::kValues, KvTensor::kKeyGradients,
                                  KvTensor::kValueGradients};
 
@@ -41,30 +44,54 @@ KvStore::KvStore(const Params& p)
     : streams_(p.streams),
       views_(p.views),
       mask_(p.mask),
-      overlap_(p.policy.overlap),
       gradients_(p.gradients),
       num_slots_(p.views.schedule().num_kv_slots()) {
-  const int ring = views_.ring_ranks();
-  const int64_t shard = views_.shard_tokens();
-  num_places_ = num_slots_;
-  rows_ = shard;
+  rows_ = views_.shard_tokens();
   if (p.policy.stage_kv == Place::kHost) {
-    UPIPE_CHECK(ring == 1) << "keys that wait on the host do not go round a ring";
+    UPIPE_CHECK(views_.ring_ranks() == 1) << "keys that wait on the host do not go round a ring";
     layout_ = Layout::kHost;
     num_parts_ = static_cast<int>(views_.num_chunks());
     rows_ = views_.chunk_tokens();
-    num_places_ = (overlap_ ? 3 : 2) * num_slots_;
-    touched_.assign(num_parts_ * num_slots_, false);
-  } else if (ring > 1) {
-    layout_ = p.policy.ring_keeps_kv ? Layout::kKeep : Layout::kPass;
-    num_parts_ = ring;
-    if (layout_ == Layout::kPass) {
-      num_places_ = 2 * num_slots_;
-      turned_.assign(num_slots_, false);
-    } else {
-      rows_ = ring * shard;
+    for (int stage = 1; p.policy.overlap && stage < views_.schedule().stages_size(); ++stage) {
+      if (views_.OwnWork(stage).fetch_size() > 0) lands_apart_ = true;
     }
+    last_seen_by_.resize(num_parts_);
+    for (int64_t queries = 0; queries < num_parts_; ++queries) {
+      visible_.push_back(VisibleChunks(queries));
+      for (int64_t chunk : visible_.back()) last_seen_by_[chunk] = queries;
+    }
+  } else if (views_.ring_ranks() > 1) {
+    layout_ = p.policy.ring_keeps_kv ? Layout::kKeep : Layout::kPass;
+    num_parts_ = views_.ring_ranks();
+    if (layout_ == Layout::kKeep) rows_ *= views_.ring_ranks();
   }
+  CountPlaces();
+}
+
+// Stage slots are enough for gradients where they leave at the end of the last turn. Kept ones are
+// reduced on the side stream with K/V as the room for others' parts: they need slots as K/V do.
+void KvStore::CountPlaces() {
+  parallel::StageSlots stage_slots = parallel::StageSlotsOf(views_.schedule(), views_.ulysses());
+  stage_slots_ = std::move(stage_slots.slots);
+  num_stage_slots_ = layout_ == Layout::kKeep ? num_slots_ : stage_slots.count;
+  num_kv_places_ = num_slots_;
+  num_gradient_places_ = num_stage_slots_;
+  if (layout_ == Layout::kPass) {
+    num_kv_places_ += num_stage_slots_;
+    num_gradient_places_ += num_stage_slots_;
+  } else if (layout_ == Layout::kHost) {
+    num_kv_places_ = (lands_apart_ ? 3 : 2) * num_stage_slots_;
+    num_gradient_places_ = 2 * num_stage_slots_;
+    touched_.assign(num_parts_ * num_stage_slots_, false);
+  }
+  kv_.content.resize(num_slots_);
+  std::iota(kv_.content.begin(), kv_.content.end(), 0);
+  gradient_.content.resize(num_stage_slots_);
+  std::iota(gradient_.content.begin(), gradient_.content.end(), 0);
+  kv_.room.resize(num_stage_slots_);
+  std::iota(kv_.room.begin(), kv_.room.end(), num_slots_);
+  gradient_.room.resize(num_stage_slots_);
+  std::iota(gradient_.room.begin(), gradient_.room.end(), num_stage_slots_);
 }
 
 absl::StatusOr<KvStore> KvStore::Create(const Params& params) {
@@ -79,11 +106,11 @@ absl::Status KvStore::Allocate() {
     const MemoryTag tag = IsGradient(tensor) ? MemoryTag::kAttnGrad : MemoryTag::kAttnKv;
     const int index = static_cast<int>(tensor);
     const int64_t place_bytes = rows_ * views_.head_dim() * SizeOf(TypeOf(tensor));
-    UPIPE_ASSIGN_OR_RETURN(device_[index],
-                           streams_.compute.Allocate(tag, num_places_ * place_bytes));
+    const int64_t places = IsGradient(tensor) ? num_gradient_places_ : num_kv_places_;
+    UPIPE_ASSIGN_OR_RETURN(device_[index], streams_.compute.Allocate(tag, places * place_bytes));
     if (layout_ != Layout::kHost) continue;
-    UPIPE_ASSIGN_OR_RETURN(
-        host_[index], streams_.compute.AllocateHost(tag, num_parts_ * num_slots_ * place_bytes));
+    const int64_t waiting = num_parts_ * (IsGradient(tensor) ? num_stage_slots_ : num_slots_);
+    UPIPE_ASSIGN_OR_RETURN(host_[index], streams_.compute.AllocateHost(tag, waiting * place_bytes));
   }
   return absl::OkStatus();
 }
@@ -92,7 +119,8 @@ DType KvStore::TypeOf(KvTensor tensor) const { return IsGradient(tensor) ? kF32 
 
 TensorView KvStore::All(KvTensor tensor) const {
   if (IsGradient(tensor) && !gradients_) return {};
-  return HeadBlocks(device_[static_cast<int>(tensor)].data(), TypeOf(tensor), rows_, num_places_,
+  const int64_t places = IsGradient(tensor) ? num_gradient_places_ : num_kv_places_;
+  return HeadBlocks(device_[static_cast<int>(tensor)].data(), TypeOf(tensor), rows_, places,
                     views_.head_dim());
 }
 
@@ -100,79 +128,99 @@ TensorView KvStore::At(KvTensor tensor, int64_t place) const {
   return HeadBlocks(All(tensor).At(0, place), TypeOf(tensor), rows_, 1, views_.head_dim());
 }
 
-int64_t KvStore::PlaceOf(int slot) const {
-  return layout_ == Layout::kPass && turned_[slot] ? num_slots_ + slot : slot;
+int64_t KvStore::PlaceOf(KvTensor tensor, const Resident& head, int64_t buffer) const {
+  if (layout_ == Layout::kHost) return buffer * num_stage_slots_ + head.stage_slot;
+  return IsGradient(tensor) ? gradient_.content[head.stage_slot] : kv_.content[head.slot];
 }
 
-std::vector<int32_t> KvStore::PlacesOfQueries(int stage, int64_t first_place) const {
+std::vector<int32_t> KvStore::PlacesOfQueries(KvTensor tensor, int stage, int64_t buffer) const {
   std::vector<int32_t> places;
-  for (int slot : views_.SlotOfQueries(stage)) {
-    places.push_back(static_cast<int32_t>(first_place + PlaceOf(slot)));
+  for (int32_t head : views_.OwnWork(stage).query_heads()) {
+    const int64_t place = PlaceOf(tensor, Of(stage, views_.KvHeadOf(head)), buffer);
+    places.push_back(static_cast<int32_t>(place));
   }
   return places;
 }
 
-std::vector<int> KvStore::SlotsOf(int stage,
-                                  const google::protobuf::RepeatedField<int32_t>& kv_heads) const {
-  std::vector<int> slots;
-  for (int32_t head : kv_heads) slots.push_back(views_.SlotOf(stage, head));
-  return slots;
+KvStore::Resident KvStore::Of(int stage, int32_t kv_head) const {
+  const auto& own = views_.OwnWork(stage);
+  const auto it = std::find(own.kv_heads().begin(), own.kv_heads().end(), kv_head);
+  UPIPE_CHECK(it != own.kv_heads().end()) << "K/V head " << kv_head << " at stage " << stage;
+  const int index = static_cast<int>(it - own.kv_heads().begin());
+  const int slot = own.kv_slots(index);
+  return {slot, layout_ == Layout::kKeep ? slot : stage_slots_[stage][index]};
 }
 
-std::vector<int> KvStore::ActiveSlots(int stage) const {
-  return SlotsOf(stage, views_.OwnWork(stage).kv_heads());
+std::vector<KvStore::Resident> KvStore::Of(int stage, const HeadList& kv_heads) const {
+  std::vector<Resident> residents;
+  for (int32_t head : kv_heads) residents.push_back(Of(stage, head));
+  return residents;
+}
+
+std::vector<KvStore::Resident> KvStore::Active(int stage) const {
+  return Of(stage, views_.OwnWork(stage).kv_heads());
+}
+
+absl::Status KvStore::Clear(const Resident& head, int64_t buffer) {
+  for (KvTensor gradient : kGradients) {
+    const TensorView place = At(gradient, PlaceOf(gradient, head, buffer));
+    UPIPE_RETURN_IF_ERROR(streams_.compute.Fill(place, 0));
+  }
+  return absl::OkStatus();
+}
+
+// To the places of their keys and values, rounded to the storage type.
+absl::Status KvStore::MoveGradients(const std::vector<Resident>& heads, int64_t buffer) {
+  for (const Resident& head : heads) {
+    for (KvTensor gradient : kGradients) {
+      const KvTensor dead = DeadBeside(gradient);
+      UPIPE_RETURN_IF_ERROR(streams_.compute.Run(
+          kernels::StridedCopyParams{.src = At(gradient, PlaceOf(gradient, head, buffer)),
+                                     .dst = At(dead, PlaceOf(dead, head, buffer))}));
+    }
+  }
+  return absl::OkStatus();
 }
 
 // ---- fetch
 
-void KvStore::BeginFetch(int stage) {
-  if (layout_ != Layout::kPass) return;
-  for (int slot : SlotsOf(stage, views_.OwnWork(stage).fetch())) turned_[slot] = false;
-}
-
-TensorView KvStore::Landing(KvTensor tensor, int slot, int64_t chunk) const {
+TensorView KvStore::Landing(KvTensor tensor, const Turn& turn, int32_t kv_head) const {
+  const Resident head = Of(turn.stage, kv_head);
   const int64_t tokens = views_.chunk_tokens();
   switch (layout_) {
     case Layout::kHost:
-      return At(tensor, HostPlace(LandingBuffer(chunk), slot));
+      return At(tensor, PlaceOf(tensor, head, LandingBuffer(turn.chunk)));
     case Layout::kKeep:
-      return At(tensor, slot).Rows(views_.ring() * views_.shard_tokens() + chunk * tokens, tokens);
+      return At(tensor, head)
+          .Rows(views_.ring() * views_.shard_tokens() + turn.chunk * tokens, tokens);
     default:
-      return At(tensor, PlaceOf(slot)).Rows(chunk * tokens, tokens);
+      return At(tensor, head).Rows(turn.chunk * tokens, tokens);
   }
 }
 
-absl::Status KvStore::Landed(int stage, int64_t chunk) {
+absl::Status KvStore::Landed(const Turn& turn) {
   if (layout_ != Layout::kHost) return absl::OkStatus();
   const RankContext copy = streams_.side.On(*streams_.side.streams().copy);
   Order(streams_.side, copy);
-  for (int slot : SlotsOf(stage, views_.OwnWork(stage).fetch())) {
-    for (KvTensor tensor : {KvTensor::kKeys, KvTensor::kValues}) {
-      CopySlot(tensor, slot, chunk, LandingBuffer(chunk), /*to_host=*/true);
+  for (const Resident& head : Of(turn.stage, views_.OwnWork(turn.stage).fetch())) {
+    for (KvTensor tensor : kKeysAndValues) {
+      CopyChunk(tensor, head, turn.chunk, LandingBuffer(turn.chunk), /*to_host=*/true);
     }
-    touched_[chunk * num_slots_ + slot] = false;
   }
   Order(copy, streams_.side);
   return absl::OkStatus();
 }
 
 absl::Status KvStore::Fetched(int stage) {
-  if (layout_ == Layout::kKeep) UPIPE_RETURN_IF_ERROR(GatherShards(stage));
-  if (!gradients_ || layout_ == Layout::kHost) return absl::OkStatus();
-  for (int slot : SlotsOf(stage, views_.OwnWork(stage).fetch())) {
-    for (KvTensor gradient : {KvTensor::kKeyGradients, KvTensor::kValueGradients}) {
-      UPIPE_RETURN_IF_ERROR(streams_.side.Fill(At(gradient, PlaceOf(slot)), 0));
-    }
-  }
-  return absl::OkStatus();
+  return layout_ == Layout::kKeep ? GatherShards(stage) : absl::OkStatus();
 }
 
 absl::Status KvStore::GatherShards(int stage) {
   const int64_t shard = views_.shard_tokens();
   comm::AllToAllVParams exchange;
-  for (int slot : SlotsOf(stage, views_.OwnWork(stage).fetch())) {
-    for (KvTensor tensor : {KvTensor::kKeys, KvTensor::kValues}) {
-      const TensorView shards = At(tensor, slot);
+  for (const Resident& head : Of(stage, views_.OwnWork(stage).fetch())) {
+    for (KvTensor tensor : kKeysAndValues) {
+      const TensorView shards = At(tensor, head);
       const TensorView own = shards.Rows(views_.ring() * shard, shard);
       for (int peer = 0; peer < views_.ring_ranks(); ++peer) {
         if (peer == views_.ring()) continue;
@@ -188,29 +236,35 @@ absl::Status KvStore::GatherShards(int stage) {
 // ---- attention
 
 absl::Status KvStore::ForEachPart(const Turn& turn, const Body& body) {
+  if (layout_ == Layout::kHost) return StreamChunks(turn, body);
+  const auto& own = views_.OwnWork(turn.stage);
+  if (gradients_ && turn.chunk == 0) {
+    for (const Resident& head : Of(turn.stage, own.fetch())) UPIPE_RETURN_IF_ERROR(Clear(head));
+  }
+  UPIPE_RETURN_IF_ERROR(layout_ == Layout::kPass ? Rotate(turn, body) : AttendShards(turn, body));
+  const bool leaves = turn.chunk + 1 == views_.num_chunks() && layout_ != Layout::kKeep;
+  return gradients_ && leaves ? MoveGradients(Of(turn.stage, own.release())) : absl::OkStatus();
+}
+
+absl::Status KvStore::AttendShards(const Turn& turn, const Body& body) {
   const int ring = views_.ring_ranks();
   const int64_t shard = views_.shard_tokens();
-  switch (layout_) {
-    case Layout::kPass:
-      return Rotate(turn, body);
-    case Layout::kHost:
-      return StreamChunks(turn, body);
-    default:
-      for (int hop = 0; hop < ring; ++hop) {
-        const int at = (views_.ring() - hop + ring) % ring;
-        const auto rows = [&](KvTensor tensor) {
-          const TensorView all = All(tensor);
-          return ring == 1 || !all.present() ? all : all.Rows(at * shard, shard);
-        };
-        UPIPE_RETURN_IF_ERROR(body({.k = rows(KvTensor::kKeys),
-                                    .v = rows(KvTensor::kValues),
-                                    .dk = rows(KvTensor::kKeyGradients),
-                                    .dv = rows(KvTensor::kValueGradients),
-                                    .places = PlacesOfQueries(turn.stage, 0),
-                                    .runs = views_.tokens().ShardRuns(at, 0, shard)}));
-      }
-      return absl::OkStatus();
+  for (int hop = 0; hop < ring; ++hop) {
+    const int at = (views_.ring() - hop + ring) % ring;
+    const auto rows = [&](KvTensor tensor) {
+      const TensorView all = All(tensor);
+      return ring == 1 || !all.present() ? all : all.Rows(at * shard, shard);
+    };
+    UPIPE_RETURN_IF_ERROR(
+        body({.k = rows(KvTensor::kKeys),
+              .v = rows(KvTensor::kValues),
+              .dk = rows(KvTensor::kKeyGradients),
+              .dv = rows(KvTensor::kValueGradients),
+              .places = PlacesOfQueries(KvTensor::kKeys, turn.stage),
+              .gradient_places = PlacesOfQueries(KvTensor::kKeyGradients, turn.stage),
+              .runs = views_.tokens().ShardRuns(at, 0, shard)}));
   }
+  return absl::OkStatus();
 }
 
 // After its last hop a head's K/V are needed at home only if a later turn attends with them.
@@ -222,16 +276,16 @@ bool KvStore::AnyoneNeedsHome(const Turn& turn) const {
   });
 }
 
-absl::Status KvStore::Pass(std::vector<KvTensor> tensors, const std::vector<int>& slots) {
+absl::Status KvStore::Pass(absl::Span<const KvTensor> tensors, const std::vector<Resident>& heads) {
   const int ring = views_.ring_ranks();
   const int next = views_.RingPeer((views_.ring() + 1) % ring);
   const int previous = views_.RingPeer((views_.ring() + ring - 1) % ring);
   comm::AllToAllVParams exchange;
   for (KvTensor tensor : tensors) {
-    for (int slot : slots) {
-      const int64_t from = PlaceOf(slot);
-      const TensorView content = At(tensor, from);
-      const TensorView room = At(tensor, from == slot ? num_slots_ + slot : slot);
+    for (const Resident& head : heads) {
+      const TensorView content = At(tensor, head);
+      const TensorView room =
+          At(tensor, (IsGradient(tensor) ? gradient_ : kv_).room[head.stage_slot]);
       exchange.sends.push_back({next, content.data, content.num_bytes()});
       exchange.receives.push_back({previous, room.data, content.num_bytes()});
     }
@@ -242,41 +296,47 @@ absl::Status KvStore::Pass(std::vector<KvTensor> tensors, const std::vector<int>
 
 absl::Status KvStore::Rotate(const Turn& turn, const Body& body) {
   const int ring = views_.ring_ranks();
-  const std::vector<int> slots = ActiveSlots(turn.stage);
+  const std::vector<Resident> active = Active(turn.stage);
   const auto& own = views_.OwnWork(turn.stage);
-  std::vector<int> staying;
+  std::vector<Resident> staying;
   for (int32_t head : own.kv_heads()) {
     const bool released =
         std::find(own.release().begin(), own.release().end(), head) != own.release().end();
     if (!released || turn.chunk + 1 < views_.num_chunks()) {
-      staying.push_back(views_.SlotOf(turn.stage, head));
+      staying.push_back(Of(turn.stage, head));
     }
   }
   for (int hop = 0; hop < ring; ++hop) {
     const int at = (views_.ring() - hop + ring) % ring;
     const bool last = hop == ring - 1;
     if (!last || AnyoneNeedsHome(turn)) {
-      UPIPE_RETURN_IF_ERROR(Pass({KvTensor::kKeys, KvTensor::kValues}, last ? staying : slots));
+      UPIPE_RETURN_IF_ERROR(Pass(kKeysAndValues, last ? staying : active));
     }
-    UPIPE_RETURN_IF_ERROR(body({.k = All(KvTensor::kKeys),
-                                .v = All(KvTensor::kValues),
-                                .dk = All(KvTensor::kKeyGradients),
-                                .dv = All(KvTensor::kValueGradients),
-                                .places = PlacesOfQueries(turn.stage, 0),
-                                .runs = views_.tokens().ShardRuns(at, 0, views_.shard_tokens())}));
-    if (gradients_) {
-      UPIPE_RETURN_IF_ERROR(Pass({KvTensor::kKeyGradients, KvTensor::kValueGradients}, slots));
+    UPIPE_RETURN_IF_ERROR(
+        body({.k = All(KvTensor::kKeys),
+              .v = All(KvTensor::kValues),
+              .dk = All(KvTensor::kKeyGradients),
+              .dv = All(KvTensor::kValueGradients),
+              .places = PlacesOfQueries(KvTensor::kKeys, turn.stage),
+              .gradient_places = PlacesOfQueries(KvTensor::kKeyGradients, turn.stage),
+              .runs = views_.tokens().ShardRuns(at, 0, views_.shard_tokens())}));
+    if (gradients_) UPIPE_RETURN_IF_ERROR(Pass(kGradients, active));
+    for (const Resident& head : active) {
+      std::swap(kv_.content[head.slot], kv_.room[head.stage_slot]);
+      std::swap(gradient_.content[head.stage_slot], gradient_.room[head.stage_slot]);
     }
-    for (int slot : slots) turned_[slot] = !turned_[slot];
     Order(streams_.ring, streams_.compute);
   }
   return absl::OkStatus();
 }
 
-void KvStore::CopySlot(KvTensor tensor, int slot, int64_t chunk, int64_t buffer, bool to_host) {
-  const TensorView device = At(tensor, HostPlace(buffer, slot));
-  char* host = static_cast<char*>(host_[static_cast<int>(tensor)].data()) +
-               (chunk * num_slots_ + slot) * device.num_bytes();
+void KvStore::CopyChunk(KvTensor tensor, const Resident& head, int64_t chunk, int64_t buffer,
+                        bool to_host) {
+  const TensorView device = At(tensor, PlaceOf(tensor, head, buffer));
+  const int64_t index = IsGradient(tensor) ? chunk * num_stage_slots_ + head.stage_slot
+                                           : chunk * num_slots_ + head.slot;
+  char* host =
+      static_cast<char*>(host_[static_cast<int>(tensor)].data()) + index * device.num_bytes();
   kernels::Device& through = streams_.compute.device();
   kernels::Stream& copy = *streams_.compute.streams().copy;
   if (to_host) {
@@ -302,56 +362,75 @@ std::vector<int64_t> KvStore::VisibleChunks(int64_t query_chunk) const {
   return visible;
 }
 
-void KvStore::LoadChunk(const std::vector<int>& slots, int64_t chunk, int64_t buffer) {
+void KvStore::LoadChunk(const std::vector<Resident>& heads, int64_t chunk, int64_t buffer) {
   streams_.compute.streams().copy->Wait(chunk_used_[buffer]);
   for (KvTensor tensor : kTensors) {
     if (IsGradient(tensor) && !gradients_) continue;
-    for (int slot : slots) {
-      if (IsGradient(tensor) && !touched_[chunk * num_slots_ + slot]) continue;
-      CopySlot(tensor, slot, chunk, buffer, /*to_host=*/false);
+    for (const Resident& head : heads) {
+      if (IsGradient(tensor) && !Touched(head, chunk)) continue;
+      CopyChunk(tensor, head, chunk, buffer, /*to_host=*/false);
     }
   }
 }
 
-absl::Status KvStore::ClearUntouched(const std::vector<int>& slots, int64_t chunk, int64_t buffer) {
-  for (int slot : slots) {
-    if (!gradients_ || touched_[chunk * num_slots_ + slot]) continue;
-    touched_[chunk * num_slots_ + slot] = true;
-    for (KvTensor gradient : {KvTensor::kKeyGradients, KvTensor::kValueGradients}) {
-      UPIPE_RETURN_IF_ERROR(streams_.compute.Fill(At(gradient, HostPlace(buffer, slot)), 0));
-    }
+absl::Status KvStore::ClearUntouched(const std::vector<Resident>& heads, int64_t chunk,
+                                     int64_t buffer) {
+  for (const Resident& head : heads) {
+    if (!gradients_ || Touched(head, chunk)) continue;
+    Touched(head, chunk) = true;
+    UPIPE_RETURN_IF_ERROR(Clear(head, buffer));
   }
   return absl::OkStatus();
+}
+
+// Heads of a chunk that no later turn attends to: released ones, after the last query chunk that
+// sees it.
+std::vector<KvStore::Resident> KvStore::Complete(const Turn& turn, int64_t chunk) const {
+  if (last_seen_by_[chunk] != turn.chunk) return {};
+  return Of(turn.stage, views_.OwnWork(turn.stage).release());
+}
+
+// The gradients of a part go back to the host; complete ones from where they have moved to, and
+// their place on the host is the next head's.
+void KvStore::StoreGradients(const Turn& turn, int64_t chunk, int64_t buffer) {
+  std::vector<bool> complete(num_stage_slots_, false);
+  for (const Resident& head : Complete(turn, chunk)) complete[head.stage_slot] = true;
+  for (const Resident& head : Active(turn.stage)) {
+    const bool moved = complete[head.stage_slot];
+    for (KvTensor gradient : kGradients) {
+      CopyChunk(moved ? DeadBeside(gradient) : gradient, head, chunk, buffer, /*to_host=*/true);
+    }
+    if (moved) Touched(head, chunk) = false;
+  }
 }
 
 absl::Status KvStore::StreamChunks(const Turn& turn, const Body& body) {
   const RankContext& compute = streams_.compute;
   const RankContext copy = compute.On(*compute.streams().copy);
-  const std::vector<int64_t> chunks = VisibleChunks(turn.chunk);
-  const std::vector<int> slots = ActiveSlots(turn.stage);
+  const std::vector<int64_t>& chunks = visible_[turn.chunk];
+  const std::vector<Resident> heads = Active(turn.stage);
   const int64_t tokens = views_.chunk_tokens();
   Order(compute, copy);
-  LoadChunk(slots, chunks[0], 0);
+  LoadChunk(heads, chunks[0], 0);
   for (size_t i = 0; i < chunks.size(); ++i) {
     const int64_t buffer = static_cast<int64_t>(i % 2), chunk = chunks[i];
     Order(copy, compute);
     // Before this part's gradients go back, so that the next is on its way meanwhile.
-    if (i + 1 < chunks.size()) LoadChunk(slots, chunks[i + 1], 1 - buffer);
-    UPIPE_RETURN_IF_ERROR(ClearUntouched(slots, chunk, buffer));
+    if (i + 1 < chunks.size()) LoadChunk(heads, chunks[i + 1], 1 - buffer);
+    UPIPE_RETURN_IF_ERROR(ClearUntouched(heads, chunk, buffer));
     UPIPE_RETURN_IF_ERROR(body(
         {.k = All(KvTensor::kKeys),
          .v = All(KvTensor::kValues),
          .dk = All(KvTensor::kKeyGradients),
          .dv = All(KvTensor::kValueGradients),
-         .places = PlacesOfQueries(turn.stage, HostPlace(buffer, 0)),
+         .places = PlacesOfQueries(KvTensor::kKeys, turn.stage, buffer),
+         .gradient_places = PlacesOfQueries(KvTensor::kKeyGradients, turn.stage, buffer),
          .runs = views_.tokens().ShardRuns(views_.ring(), chunk * tokens, (chunk + 1) * tokens)}));
+    if (gradients_) UPIPE_RETURN_IF_ERROR(MoveGradients(Complete(turn, chunk), buffer));
     chunk_used_[buffer] = compute.stream().Record();
     if (!gradients_) continue;
     copy.stream().Wait(chunk_used_[buffer]);
-    for (int slot : slots) {
-      CopySlot(KvTensor::kKeyGradients, slot, chunk, buffer, /*to_host=*/true);
-      CopySlot(KvTensor::kValueGradients, slot, chunk, buffer, /*to_host=*/true);
-    }
+    StoreGradients(turn, chunk, buffer);
   }
   Order(copy, compute);
   return absl::OkStatus();
@@ -365,80 +444,77 @@ absl::Status KvStore::BeginRelease(int stage, KvTensor gradient) {
 
 // Where the part of ring rank `ring_rank` for the own shard arrives, [M, 1, D] fp32: in the K and V
 // shards of the slot, which are dead. Others' parts only, one after the other.
-TensorView KvStore::Contribution(int slot, int ring_rank) const {
+TensorView KvStore::Contribution(const Resident& head, int ring_rank) const {
   const int64_t index = ring_rank < views_.ring() ? ring_rank : ring_rank - 1;
   const int64_t block_bytes = views_.shard_tokens() * views_.head_dim() * SizeOf(kF32);
-  const int64_t in_keys = At(KvTensor::kKeys, slot).num_bytes() / block_bytes;
+  const int64_t in_keys = At(KvTensor::kKeys, head).num_bytes() / block_bytes;
   const KvTensor home = index < in_keys ? KvTensor::kKeys : KvTensor::kValues;
-  void* data = static_cast<char*>(At(home, slot).data) + index % in_keys * block_bytes;
+  void* data = static_cast<char*>(At(home, head).data) + index % in_keys * block_bytes;
   return HeadBlocks(data, kF32, views_.shard_tokens(), 1, views_.head_dim());
 }
 
 // The sum over the ring, [M, 1, D] fp32, once ReduceShards has run.
-TensorView KvStore::ReducedShard(KvTensor gradient, int slot) const {
-  if (views_.ring() > 0) return Contribution(slot, 0);
-  return At(gradient, slot).Rows(0, views_.shard_tokens());
+TensorView KvStore::ReducedShard(KvTensor gradient, const Resident& head) const {
+  if (views_.ring() > 0) return Contribution(head, 0);
+  return At(gradient, head).Rows(0, views_.shard_tokens());
 }
 
 // Room for its rounded form, [M, 1, D]: what has been added and is dead.
-TensorView KvStore::NarrowShard(KvTensor gradient, int slot) const {
+TensorView KvStore::NarrowShard(KvTensor gradient, const Resident& head) const {
   const int64_t shard = views_.shard_tokens();
   void* data =
-      views_.ring() > 0 ? At(gradient, slot).At(views_.ring() * shard) : Contribution(slot, 1).data;
+      views_.ring() > 0 ? At(gradient, head).At(views_.ring() * shard) : Contribution(head, 1).data;
   return HeadBlocks(data, views_.stored(), shard, 1, views_.head_dim());
 }
 
 absl::Status KvStore::ReduceShards(int stage, KvTensor gradient) {
   const int64_t shard = views_.shard_tokens();
-  const std::vector<int> slots = SlotsOf(stage, views_.OwnWork(stage).release());
+  const std::vector<Resident> heads = Of(stage, views_.OwnWork(stage).release());
   comm::AllToAllVParams exchange;
-  for (int slot : slots) {
+  for (const Resident& head : heads) {
     for (int peer = 0; peer < views_.ring_ranks(); ++peer) {
       if (peer == views_.ring()) continue;
-      const TensorView theirs = At(gradient, slot).Rows(peer * shard, shard);
-      const TensorView ours = Contribution(slot, peer);
+      const TensorView theirs = At(gradient, head).Rows(peer * shard, shard);
+      const TensorView ours = Contribution(head, peer);
       exchange.sends.push_back({views_.RingPeer(peer), theirs.data, theirs.num_bytes()});
       exchange.receives.push_back({views_.RingPeer(peer), ours.data, ours.num_bytes()});
     }
   }
   UPIPE_RETURN_IF_ERROR(streams_.side.comm().AllToAllV(exchange, streams_.side.stream()));
-  for (int slot : slots) {
-    const TensorView sum = ReducedShard(gradient, slot);
+  for (const Resident& head : heads) {
+    const TensorView sum = ReducedShard(gradient, head);
     for (int peer = 1; peer < views_.ring_ranks(); ++peer) {  // ascending, from rank 0's part on
-      const TensorView part = peer == views_.ring() ? At(gradient, slot).Rows(peer * shard, shard)
-                                                    : Contribution(slot, peer);
+      const TensorView part = peer == views_.ring() ? At(gradient, head).Rows(peer * shard, shard)
+                                                    : Contribution(head, peer);
       UPIPE_RETURN_IF_ERROR(Add(streams_.side, part, sum));
     }
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<TensorView> KvStore::Released(KvTensor gradient, int slot, int64_t chunk) {
+absl::StatusOr<TensorView> KvStore::Released(KvTensor gradient, const Turn& turn, int32_t kv_head) {
   const RankContext& side = streams_.side;
-  const int64_t tokens = views_.chunk_tokens();
-  TensorView sum, narrow;
+  const Resident head = Of(turn.stage, kv_head);
+  const int64_t tokens = views_.chunk_tokens(), first = turn.chunk * tokens;
+  const KvTensor moved_to = DeadBeside(gradient);
   switch (layout_) {
-    case Layout::kKeep:
-      sum = ReducedShard(gradient, slot).Rows(chunk * tokens, tokens);
-      narrow = NarrowShard(gradient, slot).Rows(chunk * tokens, tokens);
-      break;
+    case Layout::kKeep: {
+      const TensorView sum = ReducedShard(gradient, head).Rows(first, tokens);
+      if (views_.stored() == kF32) return sum;
+      const TensorView narrow = NarrowShard(gradient, head).Rows(first, tokens);
+      UPIPE_RETURN_IF_ERROR(side.Run(kernels::StridedCopyParams{.src = sum, .dst = narrow}));
+      return narrow;
+    }
     case Layout::kHost: {
-      const int64_t buffer = LandingBuffer(0);
       const RankContext copy = side.On(*side.streams().copy);
       Order(side, copy);
-      CopySlot(gradient, slot, chunk, buffer, /*to_host=*/false);
+      CopyChunk(moved_to, head, turn.chunk, LandingBuffer(turn.chunk), /*to_host=*/false);
       Order(copy, side);
-      sum = At(gradient, HostPlace(buffer, slot));
-      narrow = At(DeadBeside(gradient), HostPlace(buffer, slot));
-      break;
+      return At(moved_to, PlaceOf(moved_to, head, LandingBuffer(turn.chunk)));
     }
     default:
-      sum = At(gradient, PlaceOf(slot)).Rows(chunk * tokens, tokens);
-      narrow = At(DeadBeside(gradient), PlaceOf(slot)).Rows(chunk * tokens, tokens);
+      return At(moved_to, head).Rows(first, tokens);
   }
-  if (views_.stored() == kF32) return sum;
-  UPIPE_RETURN_IF_ERROR(side.Run(kernels::StridedCopyParams{.src = sum, .dst = narrow}));
-  return narrow;
 }
 
 }  // namespace upipe::attention

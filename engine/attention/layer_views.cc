@@ -69,20 +69,8 @@ const v1::HeadChunkSchedule::RankWork& LayerViews::Work(int stage, int ulysses_r
   return schedule().stages(stage).ranks(ulysses_rank);
 }
 
-int LayerViews::SlotOf(int stage, int32_t kv_head) const {
-  const auto& own = OwnWork(stage);
-  const auto it = std::find(own.kv_heads().begin(), own.kv_heads().end(), kv_head);
-  UPIPE_CHECK(it != own.kv_heads().end()) << "K/V head " << kv_head << " at stage " << stage;
-  return own.kv_slots(static_cast<int>(it - own.kv_heads().begin()));
-}
-
-std::vector<int> LayerViews::SlotOfQueries(int stage) const {
-  const int64_t group = schedule().num_heads() / schedule().num_kv_heads();
-  std::vector<int> slots;
-  for (int32_t head : OwnWork(stage).query_heads()) {
-    slots.push_back(SlotOf(stage, static_cast<int32_t>(head / group)));
-  }
-  return slots;
+int32_t LayerViews::KvHeadOf(int32_t query_head) const {
+  return static_cast<int32_t>(query_head * schedule().num_kv_heads() / schedule().num_heads());
 }
 
 TensorView LayerViews::StageHeads(const Buffer& buffer, int stage, DType dtype) const {

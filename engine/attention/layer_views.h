@@ -52,8 +52,7 @@ class LayerViews {
   std::vector<Turn> Turns() const;  // of the layer, in order
   const v1::HeadChunkSchedule::RankWork& Work(int stage, int ulysses_rank) const;
   const v1::HeadChunkSchedule::RankWork& OwnWork(int stage) const { return Work(stage, ulysses()); }
-  int SlotOf(int stage, int32_t kv_head) const;     // of a K/V head this rank attends with
-  std::vector<int> SlotOfQueries(int stage) const;  // of each own query head
+  int32_t KvHeadOf(int32_t query_head) const;  // the group's
 
   // Whole heads of this rank's queries of a chunk, [M/n, heads, D].
   kernels::TensorView StageHeads(const kernels::Buffer& buffer, int stage,

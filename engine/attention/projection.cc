@@ -69,9 +69,9 @@ absl::Status ProjectTileBack(const RankContext& context, const ProjectionShared&
                              const TensorView& dxn) {
   const int64_t rows = xn.shape[0], dim = shared.params.head_dim;
   TensorView gradient = heads;
-  const TensorView tile = HeadColumns(
-      TensorView::Matrix(scratch.data(), context.storage(), rows, heads.shape[1] * dim), dim);
   if (back.forward.norm.present()) {
+    const TensorView tile = HeadColumns(
+        TensorView::Matrix(scratch.data(), context.storage(), rows, heads.shape[1] * dim), dim);
     Projection before = back.forward;
     before.norm = {};
     before.rotate = false;
@@ -83,9 +83,6 @@ absl::Status ProjectTileBack(const RankContext& context, const ProjectionShared&
                                                                 .dweight = back.gradients.norm,
                                                                 .eps = shared.params.rms_norm_eps,
                                                                 .accumulate = false}));
-    gradient = tile;
-  } else if (gradient.dtype != context.storage()) {
-    UPIPE_RETURN_IF_ERROR(context.Run(kernels::StridedCopyParams{.src = gradient, .dst = tile}));
     gradient = tile;
   }
   const TensorView columns = AsMatrix(gradient);

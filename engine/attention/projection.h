@@ -43,7 +43,7 @@ struct ProjectionBack {
 };
 // dxn [rows, d] fp32 = beta * dxn + the gradient through one projection; adds to the gradients of
 // its weights. `heads` [rows, heads, D]: gradient of what left Project, but for RoPE, which is
-// undone already. `scratch` holds the heads before their norm, or rounded.
+// undone already. `scratch` holds the heads before their norm, where there is one.
 absl::Status ProjectTileBack(const engine::RankContext& context, const ProjectionShared& shared,
                              const ProjectionBack& back, const kernels::TensorView& heads,
                              const kernels::TensorView& xn, int64_t begin,

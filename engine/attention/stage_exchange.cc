@@ -109,7 +109,7 @@ absl::Status FetchChunk(const LayerCall& call, const std::vector<parallel::Fetch
                                     ? Projection{.weight = w.wk, .bias = w.bk, .norm = w.k_norm}
                                     : Projection{.weight = w.wv, .bias = w.bv, .rotate = false};
   const auto own_tokens = [&](const parallel::Fetch& fetch) {
-    return fetch.own ? views.OwnPiece(store.Landing(tensor, fetch.slot, turn.chunk))
+    return fetch.own ? views.OwnPiece(store.Landing(tensor, turn, fetch.kv_head))
                      : views.StagedHead(staging, fetch.staged_index);
   };
   const int64_t first = views.FirstToken(turn.chunk), piece = views.piece_tokens();
@@ -133,7 +133,7 @@ absl::Status FetchChunk(const LayerCall& call, const std::vector<parallel::Fetch
     }
     for (const parallel::Fetch& fetch : fetches) {
       if (!fetch.own) continue;
-      const TensorView whole = store.Landing(tensor, fetch.slot, turn.chunk);
+      const TensorView whole = store.Landing(tensor, turn, fetch.kv_head);
       AddHeads(peer, whole.Rows(c * piece, piece), exchange.receives);
     }
   }
@@ -146,12 +146,11 @@ absl::Status FetchKv(const LayerCall& call, int stage, const Buffer& staging, Kv
   const auto fetches =
       parallel::FetchesOf(call.views.schedule().stages(stage), call.views.ulysses());
   if (fetches.empty()) return absl::OkStatus();
-  store.BeginFetch(stage);
   for (int64_t chunk = 0; chunk < call.views.num_chunks(); ++chunk) {
     for (KvTensor tensor : {KvTensor::kKeys, KvTensor::kValues}) {
       UPIPE_RETURN_IF_ERROR(FetchChunk(call, fetches, {stage, chunk}, tensor, staging, store));
     }
-    UPIPE_RETURN_IF_ERROR(store.Landed(stage, chunk));
+    UPIPE_RETURN_IF_ERROR(store.Landed({stage, chunk}));
   }
   return store.Fetched(stage);
 }
@@ -281,7 +280,7 @@ namespace {
 
 // One chunk's exchange: parts[i], [N/n, 1, D], receives the own tokens of releases[i].
 absl::Status CollectReleases(const LayerCall& call, const std::vector<parallel::Release>& releases,
-                             KvTensor gradient, int64_t chunk, const Buffer& staging,
+                             KvTensor gradient, const Turn& turn, const Buffer& staging,
                              KvStore& store, std::vector<TensorView>& parts) {
   const LayerViews& views = call.views;
   const int64_t piece = views.piece_tokens();
@@ -294,7 +293,7 @@ absl::Status CollectReleases(const LayerCall& call, const std::vector<parallel::
       AddHeads(views.UlyssesPeer(release.rank), parts.back(), exchange.receives);
       continue;
     }
-    UPIPE_ASSIGN_OR_RETURN(const TensorView whole, store.Released(gradient, release.slot, chunk));
+    UPIPE_ASSIGN_OR_RETURN(const TensorView whole, store.Released(gradient, turn, release.kv_head));
     parts.push_back(views.OwnPiece(whole));
     for (int c = 0; c < views.ulysses_ranks(); ++c) {
       if (c == views.ulysses()) continue;
@@ -304,39 +303,49 @@ absl::Status CollectReleases(const LayerCall& call, const std::vector<parallel::
   return Exchange(call, exchange);
 }
 
-// Puts or adds one part into its columns of dkv.
+// Puts or adds one part into its columns; the last of a sum of parts rounds it.
 absl::Status PlaceRelease(const LayerCall& call, const parallel::Release& release,
                           KvTensor gradient, int64_t chunk, const TensorView& part,
-                          const TokenTensor& dkv) {
-  const LayerViews& views = call.views;
+                          const HomeGradients& home) {
   const RankContext& side = call.streams.side;
+  const int64_t dim = call.views.head_dim(), first = call.views.FirstToken(chunk);
   const bool keys = gradient == KvTensor::kKeyGradients;
-  const int64_t column = (keys ? 0 : views.schedule().num_kv_heads()) + release.kv_head;
-  const TileAccess access =
-      Columns(call, dkv, release.first ? TileUse::kWrite : TileUse::kReadWrite, column, 1);
-  const int64_t first = views.FirstToken(chunk);
+  const TokenTensor& stored = keys ? home.dk : home.dv;
+  const TokenTensor& sums = keys ? home.dk_sums : home.dv_sums;
+  const bool apart = sums.present() && release.sum_slot != parallel::Release::kNoSum;
+  const TileUse use = release.first ? TileUse::kWrite : TileUse::kReadWrite;
+  std::vector<TileAccess> accesses = {apart ? Columns(call, sums, use, release.sum_slot, 1)
+                                            : Columns(call, stored, use, release.kv_head, 1)};
+  if (apart && release.last) {
+    accesses.push_back(Columns(call, stored, TileUse::kWrite, release.kv_head, 1));
+  }
+  const auto add = [&](int64_t begin, int64_t rows, const TensorView& sum) {
+    const TensorView src = part.Rows(begin - first, rows);
+    if (!keys) {
+      return side.Run(
+          kernels::StridedCopyParams{.src = src, .dst = sum, .accumulate = !release.first});
+    }
+    return side.Run(kernels::RopeParams{.src = src,
+                                        .dst = sum,
+                                        .positions = call.sequence.positions.Rows(begin, rows),
+                                        .config = call.params.rope,
+                                        .inverse = true,
+                                        .accumulate = !release.first});
+  };
   return engine::ForEachTile(
-      side, ChunkTokens(call, chunk, {&access, 1}), {&access, 1},
+      side, ChunkTokens(call, chunk, accesses), accesses,
       [&](int64_t begin, int64_t rows, absl::Span<const TensorView> tiles) -> absl::Status {
-        const TensorView src = part.Rows(begin - first, rows);
-        const TensorView dst = HeadColumns(tiles[0], views.head_dim());
-        if (!keys) {
-          return side.Run(
-              kernels::StridedCopyParams{.src = src, .dst = dst, .accumulate = !release.first});
-        }
-        return side.Run(kernels::RopeParams{.src = src,
-                                            .dst = dst,
-                                            .positions = call.sequence.positions.Rows(begin, rows),
-                                            .config = call.params.rope,
-                                            .inverse = true,
-                                            .accumulate = !release.first});
+        const TensorView sum = HeadColumns(tiles[0], dim);
+        UPIPE_RETURN_IF_ERROR(add(begin, rows, sum));
+        if (tiles.size() == 1) return absl::OkStatus();
+        return side.Run(kernels::StridedCopyParams{.src = sum, .dst = HeadColumns(tiles[1], dim)});
       });
 }
 
 }  // namespace
 
 absl::Status ReturnKvGradients(const LayerCall& call, int stage, const Buffer& staging,
-                               KvStore& store, const TokenTensor& dkv) {
+                               KvStore& store, const HomeGradients& home) {
   const auto releases = parallel::ReleasesOf(call.views.schedule(), stage);
   if (releases.empty()) return absl::OkStatus();
   std::vector<TensorView> parts;
@@ -344,9 +353,9 @@ absl::Status ReturnKvGradients(const LayerCall& call, int stage, const Buffer& s
     UPIPE_RETURN_IF_ERROR(store.BeginRelease(stage, gradient));
     for (int64_t chunk = 0; chunk < call.views.num_chunks(); ++chunk) {
       UPIPE_RETURN_IF_ERROR(
-          CollectReleases(call, releases, gradient, chunk, staging, store, parts));
+          CollectReleases(call, releases, gradient, {stage, chunk}, staging, store, parts));
       for (size_t i = 0; i < releases.size(); ++i) {
-        UPIPE_RETURN_IF_ERROR(PlaceRelease(call, releases[i], gradient, chunk, parts[i], dkv));
+        UPIPE_RETURN_IF_ERROR(PlaceRelease(call, releases[i], gradient, chunk, parts[i], home));
       }
     }
   }

@@ -53,9 +53,17 @@ absl::Status ReturnHeads(const LayerCall& call, const Turn& turn, const kernels:
                          const kernels::Buffer& staging, Returned what,
                          const engine::TokenTensor& columns);
 
-// Sends the gradients of K/V heads that anybody releases at a stage home to dkv [N, 2 * K * D]: dk,
-// rotation undone, then dv. Parts of one head are added in (stage, rank) order.
+// Gradients of keys, rotation undone, and of values at their tokens' rank.
+struct HomeGradients {
+  engine::TokenTensor dk, dv;  // [N, K * D]
+  // [N, parallel::NumSumSlots * D] fp32: heads that come home in parts, rounded into dk and dv with
+  // the last. Absent where there are none or dk and dv are fp32 themselves.
+  engine::TokenTensor dk_sums, dv_sums;
+};
+
+// Sends the gradients of K/V heads that anybody releases at a stage home. Parts of one head are
+// added in (stage, rank) order.
 absl::Status ReturnKvGradients(const LayerCall& call, int stage, const kernels::Buffer& staging,
-                               KvStore& store, const engine::TokenTensor& dkv);
+                               KvStore& store, const HomeGradients& home);
 
 }  // namespace upipe::attention

@@ -1,6 +1,7 @@
 #include "engine/parallel/head_schedule.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <vector>
 
@@ -37,13 +38,13 @@ absl::Status CheckParams(const HeadScheduleParams& p) {
   return absl::OkStatus();
 }
 
-// K/V slots of one rank: a head keeps its slot from fetch to release; the lowest slot that is free
-// by the stage of the fetch is taken.
+// Slots of heads: a head keeps its slot; the lowest slot that is free by the time of the call is
+// taken. Times are stages, or any numbers that ascend.
 class SlotTable {
  public:
-  int Take(int32_t head, int64_t stage) {
-    auto slot = std::find_if(slots_.begin(), slots_.end(), [stage](const Slot& s) {
-      return s.head == kNone && s.free_from <= stage;
+  int Take(int32_t head, int64_t time) {
+    auto slot = std::find_if(slots_.begin(), slots_.end(), [time](const Slot& s) {
+      return s.head == kNone && s.free_from <= time;
     });
     if (slot == slots_.end()) slot = slots_.insert(slots_.end(), Slot());
     slot->head = head;
@@ -52,11 +53,11 @@ class SlotTable {
   int Of(int32_t head) const {
     auto slot = std::find_if(slots_.begin(), slots_.end(),
                              [head](const Slot& s) { return s.head == head; });
-    UPIPE_CHECK(slot != slots_.end()) << "K/V head " << head << " is not resident";
+    UPIPE_CHECK(slot != slots_.end()) << "K/V head " << head << " has no slot";
     return static_cast<int>(slot - slots_.begin());
   }
-  // To be taken from `stage` on.
-  void Free(int32_t head, int64_t stage) { slots_[Of(head)] = {kNone, stage}; }
+  // To be taken from `time` on.
+  void Free(int32_t head, int64_t time) { slots_[Of(head)] = {kNone, time}; }
   int size() const { return static_cast<int>(slots_.size()); }
 
  private:
@@ -72,30 +73,72 @@ bool Contains(const google::protobuf::RepeatedField<int32_t>& list, int32_t valu
   return std::find(list.begin(), list.end(), value) != list.end();
 }
 
-// Fills in what `ulysses_rank` fetches, releases and keeps where, stage by stage. Returns the
-// number of slots that takes.
-int PlaceKv(HeadChunkSchedule& schedule, int ulysses_rank) {
+// Fills in what `ulysses_rank` fetches and releases, stage by stage.
+void AddFetchAndRelease(HeadChunkSchedule& schedule, int ulysses_rank) {
   const int num_stages = schedule.stages_size();
-  const int64_t rest = schedule.overlap() ? 2 : 1;  // stages from a head's last to its slot's next
-  SlotTable slots;
   for (int s = 0; s < num_stages; ++s) {
     auto& work = *schedule.mutable_stages(s)->mutable_ranks(ulysses_rank);
+    const auto resident_at = [&](int stage, int32_t kv) {
+      return stage >= 0 && stage < num_stages &&
+             Contains(schedule.stages(stage).ranks(ulysses_rank).kv_heads(), kv);
+    };
     for (int32_t kv : work.kv_heads()) {
-      if (s == 0 || !Contains(schedule.stages(s - 1).ranks(ulysses_rank).kv_heads(), kv)) {
-        work.add_fetch(kv);
-        slots.Take(kv, s);
-      }
-      work.add_kv_slots(slots.Of(kv));
+      if (!resident_at(s - 1, kv)) work.add_fetch(kv);
+      if (!resident_at(s + 1, kv)) work.add_release(kv);
     }
+  }
+}
+
+// Slots of a rank's heads from fetch to release, `rest` stages from a head's last to its slot's
+// next. `count` is that rank's.
+StageSlots PlaceHeads(const HeadChunkSchedule& schedule, int ulysses_rank, int64_t rest) {
+  StageSlots placed;
+  SlotTable table;
+  for (int s = 0; s < schedule.stages_size(); ++s) {
+    const auto& work = schedule.stages(s).ranks(ulysses_rank);
+    std::vector<int32_t>& slots = placed.slots.emplace_back();
     for (int32_t kv : work.kv_heads()) {
-      if (s + 1 == num_stages ||
-          !Contains(schedule.stages(s + 1).ranks(ulysses_rank).kv_heads(), kv)) {
-        work.add_release(kv);
-        slots.Free(kv, s + rest);
+      slots.push_back(Contains(work.fetch(), kv) ? table.Take(kv, s) : table.Of(kv));
+    }
+    for (int32_t kv : work.release()) table.Free(kv, s + rest);
+  }
+  placed.count = table.size();
+  return placed;
+}
+
+// All releases of a schedule, by stage, and the sum slots they take.
+struct AllReleases {
+  std::vector<std::vector<Release>> of_stage;
+  int num_sum_slots = 0;
+};
+
+AllReleases FindReleases(const HeadChunkSchedule& schedule) {
+  std::map<int32_t, int> parts_of, seen;
+  for (const auto& stage : schedule.stages()) {
+    for (const auto& work : stage.ranks()) {
+      for (int32_t kv : work.release()) ++parts_of[kv];
+    }
+  }
+  AllReleases all;
+  SlotTable sums;
+  int64_t time = 0;
+  for (const auto& stage : schedule.stages()) {
+    std::vector<Release>& releases = all.of_stage.emplace_back();
+    for (int c = 0; c < stage.ranks_size(); ++c) {
+      for (int32_t kv : stage.ranks(c).release()) {
+        const int part = ++seen[kv], parts = parts_of[kv];
+        Release release{.rank = c, .kv_head = kv, .first = part == 1, .last = part == parts};
+        if (parts > 1) {
+          release.sum_slot = release.first ? sums.Take(kv, time) : sums.Of(kv);
+          if (release.last) sums.Free(kv, time + 1);
+        }
+        releases.push_back(release);
+        ++time;
       }
     }
   }
-  return slots.size();
+  all.num_sum_slots = sums.size();
+  return all;
 }
 
 StageExtents Extents(const HeadChunkSchedule& schedule, int ulysses_rank, bool backward) {
@@ -152,7 +195,15 @@ absl::StatusOr<HeadChunkSchedule> MakeHeadChunkSchedule(const HeadScheduleParams
     }
   }
   int num_slots = 0;
-  for (int c = 0; c < p.ulysses_ranks; ++c) num_slots = std::max(num_slots, PlaceKv(schedule, c));
+  for (int c = 0; c < p.ulysses_ranks; ++c) {
+    AddFetchAndRelease(schedule, c);
+    const StageSlots kv = PlaceHeads(schedule, c, p.overlap ? 2 : 1);
+    num_slots = std::max(num_slots, kv.count);
+    for (int s = 0; s < num_stages; ++s) {
+      auto& work = *schedule.mutable_stages(s)->mutable_ranks(c);
+      work.mutable_kv_slots()->Add(kv.slots[s].begin(), kv.slots[s].end());
+    }
+  }
   schedule.set_num_kv_slots(num_slots);
   return schedule;
 }
@@ -197,50 +248,25 @@ std::vector<Fetch> FetchesOf(const HeadChunkSchedule::Stage& stage, int ulysses_
   int64_t staged = 0;
   for (int32_t head : heads) {
     Fetch fetch{.kv_head = head};
-    fetch.own = std::find(own.fetch().begin(), own.fetch().end(), head) != own.fetch().end();
-    if (fetch.own) {
-      const auto index =
-          std::find(own.kv_heads().begin(), own.kv_heads().end(), head) - own.kv_heads().begin();
-      fetch.slot = own.kv_slots(static_cast<int>(index));
-    } else {
-      fetch.staged_index = staged++;
-    }
+    fetch.own = Contains(own.fetch(), head);
+    if (!fetch.own) fetch.staged_index = staged++;
     fetches.push_back(fetch);
   }
   return fetches;
 }
 
-std::vector<Release> ReleasesOf(const HeadChunkSchedule& schedule, int stage_index) {
-  std::set<int32_t> released_before;
-  for (int s = 0; s < stage_index; ++s) {
-    for (const auto& work : schedule.stages(s).ranks()) {
-      released_before.insert(work.release().begin(), work.release().end());
-    }
+StageSlots StageSlotsOf(const HeadChunkSchedule& schedule, int ulysses_rank) {
+  StageSlots slots = PlaceHeads(schedule, ulysses_rank, /*rest=*/1);
+  for (int c = 0; c < schedule.ulysses_ranks(); ++c) {
+    slots.count = std::max(slots.count, PlaceHeads(schedule, c, /*rest=*/1).count);
   }
-  std::vector<Release> releases;
-  const auto& stage = schedule.stages(stage_index);
-  for (int c = 0; c < stage.ranks_size(); ++c) {
-    const auto& work = stage.ranks(c);
-    for (int32_t kv : work.release()) {
-      const auto index =
-          std::find(work.kv_heads().begin(), work.kv_heads().end(), kv) - work.kv_heads().begin();
-      const bool first = released_before.insert(kv).second;
-      releases.push_back({c, kv, work.kv_slots(static_cast<int>(index)), first});
-    }
-  }
-  return releases;
+  return slots;
 }
 
-bool SharesKvHeads(const HeadChunkSchedule& schedule) {
-  std::set<int32_t> released;
-  for (const auto& stage : schedule.stages()) {
-    for (const auto& work : stage.ranks()) {
-      for (int32_t kv : work.release()) {
-        if (!released.insert(kv).second) return true;
-      }
-    }
-  }
-  return false;
+std::vector<Release> ReleasesOf(const HeadChunkSchedule& schedule, int stage_index) {
+  return FindReleases(schedule).of_stage[stage_index];
 }
+
+int NumSumSlots(const HeadChunkSchedule& schedule) { return FindReleases(schedule).num_sum_slots; }
 
 }  // namespace upipe::parallel

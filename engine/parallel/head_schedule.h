@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "upipe/v1/plan.pb.h"
@@ -40,7 +41,7 @@ struct StageExtents {
   int64_t query_heads = 0;
   // Of the other Ulysses ranks: staging of a chunk holds [staged_heads, N / n, head_dim].
   int64_t staged_heads = 0;
-  int64_t kv_slots = 0;     // k, v, dk, dv hold [kv_slots, M, head_dim]
+  int64_t kv_slots = 0;     // k, v hold [kv_slots, M, head_dim]
   int64_t local_heads = 0;  // heads of the rank over all stages: rows of the log-sum-exp
 };
 // Forward staging: queries of the other ranks, or the K/V heads that only they fetch. Backward
@@ -48,27 +49,39 @@ struct StageExtents {
 StageExtents ForwardExtents(const v1::HeadChunkSchedule& schedule, int ulysses_rank);
 StageExtents BackwardExtents(const v1::HeadChunkSchedule& schedule, int ulysses_rank);
 
+// Where the K/V heads of a stage lie in what only the stage in work has room for: dk and dv, the
+// ring's rooms, parts on the device. A slot is free for the next stage as soon as a head is
+// released, overlap or not.
+struct StageSlots {
+  int count = 0;                            // most of any Ulysses rank
+  std::vector<std::vector<int32_t>> slots;  // [stage][of its kv_heads]
+};
+StageSlots StageSlotsOf(const v1::HeadChunkSchedule& schedule, int ulysses_rank);
+
 // K/V heads somebody fetches at a stage, ascending: each is projected once by every token owner,
 // into `ulysses_rank`'s own slot where it fetches the head itself, else into staging.
 struct Fetch {
   int32_t kv_head = 0;
   bool own = false;          // fetched by `ulysses_rank`
-  int32_t slot = 0;          // of `ulysses_rank`'s, when own
   int64_t staged_index = 0;  // among the others, when not
 };
 std::vector<Fetch> FetchesOf(const v1::HeadChunkSchedule::Stage& stage, int ulysses_rank);
 
-// One K/V head coming home: (Ulysses rank, head) pairs of a stage in ascending order. `first` = no
-// earlier stage or rank releases that head, so its gradient is written, else added.
+// One K/V head coming home. A head that is released several times is a sum of parts, which keeps a
+// slot from the first to the last.
 struct Release {
   int rank = 0;  // Ulysses
   int32_t kv_head = 0;
-  int32_t slot = 0;
-  bool first = false;
+  bool first = false;  // no earlier stage or rank releases the head: written, else added
+  bool last = false;   // no later one does
+  int32_t sum_slot = kNoSum;
+
+  static constexpr int32_t kNoSum = -1;  // first and last
 };
+// (Ulysses rank, head) pairs of a stage in ascending order.
 std::vector<Release> ReleasesOf(const v1::HeadChunkSchedule& schedule, int stage_index);
 
-// True when some K/V head is released more than once, so that its gradient is a sum of parts.
-bool SharesKvHeads(const v1::HeadChunkSchedule& schedule);
+// Sums that are under way at once at most; 0 where every K/V head is released once.
+int NumSumSlots(const v1::HeadChunkSchedule& schedule);
 
 }  // namespace upipe::parallel

@@ -171,19 +171,22 @@ struct AttentionFwdParams {
   bool merge = false;
 };
 
-// Backward of the same call from the saved log-sum-exp and delta = rowsum(dO * O).
+// Backward of the same call from the saved log-sum-exp and delta = rowsum(dO * O). What query head
+// i adds to the gradients of its K/V head goes to slot grad_slot[i] of dk and dv, which may have
+// other slots than k and v: heads share a grad_slot exactly where they share a kv_slot.
 struct AttentionBwdParams {
-  TensorView q;                  // [Tq, heads, head_dim] S
-  TensorView k;                  // [Tk, slots, head_dim] S
-  TensorView v;                  // [Tk, slots, head_dim] S
-  TensorView o;                  // [Tq, heads, head_dim] S; optional: OpTable says who reads it
-  TensorView dout;               // [Tq, heads, head_dim] S
-  TensorView lse;                // [heads, Tq] W, any row stride
-  TensorView delta;              // [Tq, heads] W, any row stride
-  TensorView dq;                 // [Tq, heads, head_dim] W, written (added when accumulate_dq)
-  TensorView dk;                 // [Tk, slots, head_dim] W, accumulated
-  TensorView dv;                 // [Tk, slots, head_dim] W, accumulated
-  std::vector<int32_t> kv_slot;  // [heads]
+  TensorView q;                    // [Tq, heads, head_dim] S
+  TensorView k;                    // [Tk, slots, head_dim] S
+  TensorView v;                    // [Tk, slots, head_dim] S
+  TensorView o;                    // [Tq, heads, head_dim] S; optional: OpTable says who reads it
+  TensorView dout;                 // [Tq, heads, head_dim] S
+  TensorView lse;                  // [heads, Tq] W, any row stride
+  TensorView delta;                // [Tq, heads] W, any row stride
+  TensorView dq;                   // [Tq, heads, head_dim] W, written (added when accumulate_dq)
+  TensorView dk;                   // [Tk, gradient slots, head_dim] W, accumulated
+  TensorView dv;                   // [Tk, gradient slots, head_dim] W, accumulated
+  std::vector<int32_t> kv_slot;    // [heads]
+  std::vector<int32_t> grad_slot;  // [heads]
   PositionRun queries;
   PositionRun keys;
   AttentionMask mask;

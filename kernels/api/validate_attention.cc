@@ -1,5 +1,6 @@
 #include "kernels/api/validate_attention.h"
 
+#include <algorithm>
 #include <cmath>
 
 namespace upipe::kernels {
@@ -40,6 +41,34 @@ void CheckInputs(const TensorView& q, const TensorView& k, const TensorView& v, 
   check.Input("v", v, 3, kS);
 }
 
+// One slot of `tensor` for every query head.
+void CheckSlots(const char* field, const std::vector<int32_t>& slots, int64_t heads,
+                const char* tensor, int64_t num_slots, ParamCheck& check) {
+  const auto size = static_cast<int64_t>(slots.size());
+  if (size != heads) {
+    check.Fail(absl::StrCat(field, ".size = ", size, ", must be the heads of q, ", heads));
+  }
+  for (size_t head = 0; head < slots.size(); ++head) {
+    if (slots[head] >= 0 && slots[head] < num_slots) continue;
+    return check.Fail(absl::StrCat(field, "[", head, "] = ", slots[head], ", must be in [0, ",
+                                   num_slots, "), the slots of ", tensor));
+  }
+}
+
+// Gradients of different K/V heads are summed apart, those of one together.
+void CheckPairing(const std::vector<int32_t>& kv_slot, const std::vector<int32_t>& grad_slot,
+                  ParamCheck& check) {
+  for (size_t head = 0; head < std::min(kv_slot.size(), grad_slot.size()); ++head) {
+    for (size_t other = 0; other < head; ++other) {
+      if ((kv_slot[head] == kv_slot[other]) == (grad_slot[head] == grad_slot[other])) continue;
+      return check.Fail(absl::StrCat("kv_slot and grad_slot of heads ", other, " and ", head,
+                                     " are ", kv_slot[other], ", ", kv_slot[head], " and ",
+                                     grad_slot[other], ", ", grad_slot[head],
+                                     ", must be the same in both or in neither"));
+    }
+  }
+}
+
 // What forward and backward share, after the tensors by themselves.
 template <typename Params>
 void CheckCommon(const Params& p, ParamCheck& check) {
@@ -48,15 +77,7 @@ void CheckCommon(const Params& p, ParamCheck& check) {
   check.Dim("k", p.k, 2, p.q.shape[2], "head_dim of q");
   check.Dim("lse", p.lse, 0, p.q.shape[1], "heads of q");
   check.Dim("lse", p.lse, 1, p.q.shape[0], "tokens of q");
-  const auto heads = static_cast<int64_t>(p.kv_slot.size());
-  check.Scalar(heads == p.q.shape[1], "kv_slot.size", heads,
-               absl::StrCat("the heads of q, ", p.q.shape[1]));
-  for (size_t head = 0; head < p.kv_slot.size(); ++head) {
-    if (p.kv_slot[head] >= 0 && p.kv_slot[head] < p.k.shape[1]) continue;
-    check.Fail(absl::StrCat("kv_slot[", head, "] = ", p.kv_slot[head], ", must be in [0, ",
-                            p.k.shape[1], "), the slots of k"));
-    break;
-  }
+  CheckSlots("kv_slot", p.kv_slot, p.q.shape[1], "k", p.k.shape[1], check);
   CheckMask(p.mask, check);
   CheckRun("queries", p.queries, p.q.shape[0], p.mask.total, check);
   CheckRun("keys", p.keys, p.k.shape[0], p.mask.total, check);
@@ -95,8 +116,11 @@ void CheckAttentionBwd(const AttentionBwdParams& p, ParamCheck& check) {
   CheckCommon(p, check);
   check.SameShape("dout", p.dout, "q", p.q);
   check.SameShape("dq", p.dq, "q", p.q);
-  check.SameShape("dk", p.dk, "k", p.k);
-  check.SameShape("dv", p.dv, "k", p.k);
+  check.Dim("dk", p.dk, 0, p.k.shape[0], "tokens of k");
+  check.Dim("dk", p.dk, 2, p.k.shape[2], "head_dim of k");
+  check.SameShape("dv", p.dv, "dk", p.dk);
+  CheckSlots("grad_slot", p.grad_slot, p.q.shape[1], "dk", p.dk.shape[1], check);
+  CheckPairing(p.kv_slot, p.grad_slot, check);
   check.Dim("delta", p.delta, 0, p.q.shape[0], "tokens of q");
   check.Dim("delta", p.delta, 1, p.q.shape[1], "heads of q");
   check.Distinct("dq", p.dq, "q", p.q);

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "kernels/api/op_params.h"
+#include "kernels/cpu/attention_tiles.h"
 
 namespace upipe::kernels::cpu {
 
@@ -15,8 +16,8 @@ void AttentionForwardBlockBf16(const AttentionFwdParams& p, int64_t head, Positi
                                PositionRun reach);
 int64_t Bf16QueryBlock(int64_t head_dim);
 
-// All heads of `slot`, the queries of one chunk against the keys of one chunk.
-void AttentionBackwardChunkBf16(const AttentionBwdParams& p, int32_t slot, PositionRun query_chunk,
-                                PositionRun key_chunk);
+// All heads of a K/V head, the queries of one chunk against the keys of one chunk.
+void AttentionBackwardChunkBf16(const AttentionBwdParams& p, const KvHeadSlots& slots,
+                                PositionRun query_chunk, PositionRun key_chunk);
 
 }  // namespace upipe::kernels::cpu

@@ -5,6 +5,7 @@
 // rows, and every sum has one order.
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <vector>
 
 #include "kernels/cpu/attention_bf16.h"
@@ -183,9 +184,9 @@ void AddRows(const float* sums, const BackwardTile& tile, const TensorView& out,
   }
 }
 
-// All heads of `slot`, the queries of one chunk against the keys of one chunk.
-void AttentionBackwardChunk(const AttentionBwdParams& p, int32_t slot, PositionRun query_chunk,
-                            PositionRun key_chunk) {
+// All heads of a K/V head, the queries of one chunk against the keys of one chunk.
+void AttentionBackwardChunk(const AttentionBwdParams& p, const KvHeadSlots& slots,
+                            PositionRun query_chunk, PositionRun key_chunk) {
   BackwardTile tile;
   SetSizes(p.q.shape[2], tile);
   for (int64_t key = key_chunk.begin; key < key_chunk.end; key += tile.key_tile) {
@@ -193,21 +194,21 @@ void AttentionBackwardChunk(const AttentionBwdParams& p, int32_t slot, PositionR
     const int64_t first = key - p.keys.begin, count = keys.end - keys.begin;
     const PositionRun queries = QueriesSeeing(p.mask, keys, query_chunk);
     if (queries.begin == queries.end) continue;
-    Transpose(p.k, first, slot, count, tile, tile.keys_t);
-    Transpose(p.v, first, slot, count, tile, tile.values_t);
-    const Rows key_rows = LoadRows(p.k, first, slot, count, tile.width, tile.keys);
+    Transpose(p.k, first, slots.kv, count, tile, tile.keys_t);
+    Transpose(p.v, first, slots.kv, count, tile, tile.values_t);
+    const Rows key_rows = LoadRows(p.k, first, slots.kv, count, tile.width, tile.keys);
     std::fill_n(tile.dk, count * tile.width, 0.0f);
     std::fill_n(tile.dv, count * tile.width, 0.0f);
     for (int64_t head = 0; head < p.q.shape[1]; ++head) {
-      if (p.kv_slot[head] != slot) continue;
+      if (p.kv_slot[head] != slots.kv) continue;
       for (int64_t query = queries.begin; query < queries.end; query += tile.query_tile) {
         const int64_t end = std::min(queries.end, query + tile.query_tile);
         const PositionRun next = {end, std::min(queries.end, end + tile.query_tile)};
         BackwardQueries(p, head, {query, end}, next, keys, key_rows, tile);
       }
     }
-    AddRows(tile.dk, tile, p.dk, first, slot, count);
-    AddRows(tile.dv, tile, p.dv, first, slot, count);
+    AddRows(tile.dk, tile, p.dk, first, slots.gradient, count);
+    AddRows(tile.dv, tile, p.dv, first, slots.gradient, count);
   }
 }
 
@@ -226,7 +227,7 @@ constexpr int64_t kChunksPerThread = 8;  // evens out causal rounds
 constexpr int64_t kMinChunk = 128;       // tokens; smaller ones waste tiles
 
 struct ChunkPair {
-  int32_t slot;
+  KvHeadSlots slots;
   PositionRun queries;
   PositionRun keys;
 };
@@ -237,11 +238,14 @@ PositionRun Chunk(PositionRun run, int64_t index, int64_t count) {
   return Intersection({run.begin + index * size, run.begin + (index + 1) * size}, run);
 }
 
-// The slots some head reads, ascending.
-std::vector<int32_t> UsedSlots(const AttentionBwdParams& p) {
-  std::vector<int32_t> slots = p.kv_slot;
-  std::sort(slots.begin(), slots.end());
-  slots.erase(std::unique(slots.begin(), slots.end()), slots.end());
+// Of the K/V heads that some query head reads, by ascending kv slot.
+std::vector<KvHeadSlots> UsedSlots(const AttentionBwdParams& p) {
+  std::map<int32_t, int32_t> gradient_of;
+  for (size_t head = 0; head < p.kv_slot.size(); ++head) {
+    gradient_of[p.kv_slot[head]] = p.grad_slot[head];
+  }
+  std::vector<KvHeadSlots> slots;
+  for (const auto& [kv, gradient] : gradient_of) slots.push_back({kv, gradient});
   return slots;
 }
 
@@ -267,27 +271,27 @@ void ClearQueryGradients(const AttentionBwdParams& p, ExecContext& context) {
 absl::Status Backend::Run(const AttentionBwdParams& p, Workspace, ExecContext& context) {
   if (absl::Status ok = CheckHeadDim(p.q.shape[2]); !ok.ok()) return ok;
   if (!p.accumulate_dq) ClearQueryGradients(p, context);
-  const std::vector<int32_t> slots = UsedSlots(p);
-  if (slots.empty()) return absl::OkStatus();
+  const std::vector<KvHeadSlots> used = UsedSlots(p);
+  if (used.empty()) return absl::OkStatus();
   const bool bf16_products = p.q.dtype == DType::kBFloat16 && HasBf16Products();
-  const int64_t chunks = NumChunks(p, slots.size(), context.parallel.num_threads());
+  const int64_t chunks = NumChunks(p, used.size(), context.parallel.num_threads());
   std::vector<ChunkPair> pairs;
   for (int64_t round = 0; round < chunks; ++round) {
     pairs.clear();
-    for (int32_t slot : slots) {
+    for (const KvHeadSlots& slots : used) {
       for (int64_t j = 0; j < chunks; ++j) {
         const PositionRun queries = Chunk(p.queries, (j + round) % chunks, chunks);
         const PositionRun keys = KeysSeen(p.mask, queries, Chunk(p.keys, j, chunks));
-        if (keys.begin < keys.end) pairs.push_back({slot, queries, keys});
+        if (keys.begin < keys.end) pairs.push_back({slots, queries, keys});
       }
     }
     context.parallel.Run(pairs.size(), [&](int64_t begin, int64_t end, int) {
       for (int64_t i = begin; i < end; ++i) {
-        const auto& [slot, queries, keys] = pairs[i];
+        const auto& [slots, queries, keys] = pairs[i];
         if (bf16_products) {
-          AttentionBackwardChunkBf16(p, slot, queries, keys);
+          AttentionBackwardChunkBf16(p, slots, queries, keys);
         } else {
-          HWY_DYNAMIC_DISPATCH(AttentionBackwardChunk)(p, slot, queries, keys);
+          HWY_DYNAMIC_DISPATCH(AttentionBackwardChunk)(p, slots, queries, keys);
         }
       }
     });

@@ -234,8 +234,8 @@ void AddRows(const float* sums, float scale, const BackwardTile& tile, const Ten
 
 }  // namespace
 
-void AttentionBackwardChunkBf16(const AttentionBwdParams& p, int32_t slot, PositionRun query_chunk,
-                                PositionRun key_chunk) {
+void AttentionBackwardChunkBf16(const AttentionBwdParams& p, const KvHeadSlots& slots,
+                                PositionRun query_chunk, PositionRun key_chunk) {
   BackwardTile tile;
   tile.pairs = (p.q.shape[2] + 1) / 2;
   tile.width = RoundUp(p.q.shape[2], kBf16Lanes);
@@ -244,21 +244,22 @@ void AttentionBackwardChunkBf16(const AttentionBwdParams& p, int32_t slot, Posit
     const int64_t first = key - p.keys.begin, count = keys.end - keys.begin;
     const PositionRun queries = QueriesSeeing(p.mask, keys, query_chunk);
     if (queries.begin == queries.end) continue;
-    PackColumns(p.k, first, slot, count, tile.pairs, 0, tile.keys_t);
-    PackColumns(p.v, first, slot, count, tile.pairs, 0, tile.values_t);
-    PackPairs(p.k, first, slot, count, RoundUp(count, kBf16Panel), kKeyTile / 2, tile.key_pairs);
+    PackColumns(p.k, first, slots.kv, count, tile.pairs, 0, tile.keys_t);
+    PackColumns(p.v, first, slots.kv, count, tile.pairs, 0, tile.values_t);
+    PackPairs(p.k, first, slots.kv, count, RoundUp(count, kBf16Panel), kKeyTile / 2,
+              tile.key_pairs);
     std::fill_n(tile.dk, RoundUp(count, kBf16Panel) * tile.width, 0.0f);
     std::fill_n(tile.dv, RoundUp(count, kBf16Panel) * tile.width, 0.0f);
     for (int64_t head = 0; head < p.q.shape[1]; ++head) {
-      if (p.kv_slot[head] != slot) continue;
+      if (p.kv_slot[head] != slots.kv) continue;
       for (int64_t query = queries.begin; query < queries.end; query += kQueryTile) {
         const int64_t end = std::min(queries.end, query + kQueryTile);
         const PositionRun next = {end, std::min(queries.end, end + kQueryTile)};
         BackwardQueries(p, head, {query, end}, next, keys, tile);
       }
     }
-    AddRows(tile.dk, p.scale, tile, p.dk, first, slot, count);
-    AddRows(tile.dv, 1.0f, tile, p.dv, first, slot, count);
+    AddRows(tile.dk, p.scale, tile, p.dk, first, slots.gradient, count);
+    AddRows(tile.dv, 1.0f, tile, p.dv, first, slots.gradient, count);
   }
 }
 

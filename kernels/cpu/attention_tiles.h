@@ -12,6 +12,12 @@ inline constexpr int64_t kMaxHeadDim = 256;  // what tiles on the stack have roo
 inline constexpr float kLog2E = 1.44269504f;
 inline constexpr double kLn2 = 0.69314718055994530942;
 
+// Of one K/V head, in backward.
+struct KvHeadSlots {
+  int32_t kv = 0;        // in k and v
+  int32_t gradient = 0;  // in dk and dv
+};
+
 // Rows of one head that a later tile will read: strided rows are beyond the hardware's own
 // prefetching, and requests that come many at a time are dropped, so products ask for a few rows at
 // each of their steps.

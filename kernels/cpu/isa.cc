@@ -16,11 +16,14 @@ constexpr char kAvx3Bf16[] = "AVX3_BF16";  // above every Highway target
 
 std::atomic<bool> bf16_allowed{true};
 
-// CPUID leaf 7, subleaf 1, EAX bit 5: AVX-512 BF16.
+// CPUID leaf 7, subleaf 1, EAX bit 5: AVX-512 BF16. Highway's AVX3 is also the proof that the
+// system saves the wide registers. Asked once: Highway runs CPUID anew, which a virtual machine
+// traps.
 bool ProcessorHasBf16() {
   static const bool has = [] {
     unsigned eax, ebx, ecx, edx;
-    return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 && (eax >> 5 & 1) != 0;
+    return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 && (eax >> 5 & 1) != 0 &&
+           (hwy::SupportedTargets() & HWY_AVX3) != 0;
   }();
   return has;
 }
@@ -35,9 +38,7 @@ absl::Status CannotCap(absl::string_view name) {
 }  // namespace
 
 bool HasBf16Products() {
-  // Highway's AVX3 is also the proof that the system saves the wide registers.
-  return bf16_allowed.load(std::memory_order_relaxed) && ProcessorHasBf16() &&
-         (hwy::SupportedTargets() & HWY_AVX3) != 0;
+  return bf16_allowed.load(std::memory_order_relaxed) && ProcessorHasBf16();
 }
 
 void SetBf16ProductsForTest(bool allowed) { bf16_allowed.store(allowed); }

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <limits>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
@@ -51,16 +50,16 @@ void MultiplyFp32(const MatmulParams& p, const MatmulPiece& piece, int64_t depth
   if (p.bias.present()) FinishPiece(p, piece, 1);
 }
 
-absl::Status Multiply(const MatmulParams& p, const MatmulPiece& piece, void* scratch,
-                      int64_t scratch_bytes) {
+void Multiply(const MatmulParams& p, const MatmulPiece& piece, void* scratch,
+              int64_t scratch_bytes) {
   const int64_t depth = p.transpose_a ? p.a.shape[0] : p.a.shape[1];
   if (depth == 0 || p.alpha == 0) {
     FinishPiece(p, piece, p.beta);
-    return absl::OkStatus();
+  } else if (p.a.dtype == DType::kBFloat16) {
+    MultiplyBf16(p, piece, scratch, scratch_bytes);
+  } else {
+    MultiplyFp32(p, piece, depth);
   }
-  if (p.a.dtype == DType::kBFloat16) return MultiplyBf16(p, piece, scratch, scratch_bytes);
-  MultiplyFp32(p, piece, depth);
-  return absl::OkStatus();
 }
 
 // OpenBLAS takes the distance between rows as a 32-bit number and would cut it short in silence.
@@ -97,15 +96,13 @@ absl::Status Backend::Run(const MatmulParams& given, Workspace workspace, ExecCo
   const int64_t block = bf16 ? kSplitBf16 : kSplitFp32;
   const int64_t blocks = (std::max(p.c.shape[0], p.c.shape[1]) + block - 1) / block;
   const int64_t units = bf16 ? Bf16PiecesMost(p) : blocks;
-  std::vector<absl::Status> outcomes(std::min<int64_t>(units, context.parallel.num_threads()));
-  const int64_t parts = static_cast<int64_t>(outcomes.size());
+  const int64_t parts = std::min<int64_t>(units, context.parallel.num_threads());
   const int64_t scratch_bytes = WorkspaceBytes(p) / parts / kCacheLine * kCacheLine;
   context.parallel.Run(units, [&](int64_t begin, int64_t end, int thread) {
     void* scratch = static_cast<char*>(workspace.data) + thread * scratch_bytes;
-    outcomes[thread] = Multiply(p, PieceOf(p, block, blocks * begin / units, blocks * end / units),
-                                scratch, scratch_bytes);
+    Multiply(p, PieceOf(p, block, blocks * begin / units, blocks * end / units), scratch,
+             scratch_bytes);
   });
-  for (const absl::Status& outcome : outcomes) UPIPE_RETURN_IF_ERROR(outcome);
   return absl::OkStatus();
 }
 

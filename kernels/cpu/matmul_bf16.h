@@ -1,11 +1,10 @@
-// Products of bf16 matrices: by oneDNN where the processor multiplies bf16 itself, otherwise blocks
-// of the operands become fp32 and OpenBLAS multiplies them. Sums are fp32 either way and rounded
-// once.
+// Products of bf16 matrices, block by block: by the processor's own instructions where it has them,
+// otherwise the operands become fp32 and OpenBLAS multiplies them. Sums are fp32 either way and
+// rounded once.
 #pragma once
 
 #include <cstdint>
 
-#include "absl/status/status.h"
 #include "kernels/api/op_params.h"
 
 namespace upipe::kernels::cpu {
@@ -23,7 +22,7 @@ int64_t Bf16WorkspaceBytes(const MatmulParams& p);
 
 // c of the piece, on the calling thread; the inner dim is at least 1. The scratch is one of at most
 // Bf16PiecesMost equal parts of the workspace; a larger one is faster.
-absl::Status MultiplyBf16(const MatmulParams& p, const MatmulPiece& piece, void* scratch,
-                          int64_t scratch_bytes);
+void MultiplyBf16(const MatmulParams& p, const MatmulPiece& piece, void* scratch,
+                  int64_t scratch_bytes);
 
 }  // namespace upipe::kernels::cpu

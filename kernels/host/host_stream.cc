@@ -3,6 +3,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
+#include <set>
 #include <utility>
 
 #include "kernels/host/thread_placement.h"
@@ -18,7 +19,7 @@ struct HostStream::Progress {
   std::deque<Entry> queue;
   bool stop = false;
   bool thread_sleeps = false;
-  int num_synchronizing = 0;
+  std::multiset<uint64_t> awaited;  // points that Synchronize waits for
   std::atomic<uint64_t> completed{0};
   absl::Status error;  // of entry error_at, the first that failed
   uint64_t error_at = 0;
@@ -35,9 +36,9 @@ class HostStream::PointState final : public Event::State {
 
   absl::Status Synchronize() override {
     std::unique_lock lock(progress_->mutex);
-    ++progress_->num_synchronizing;
+    const auto awaited = progress_->awaited.insert(point_);
     progress_->passed.wait(lock, [this] { return Done(); });
-    --progress_->num_synchronizing;
+    progress_->awaited.erase(awaited);
     const bool failed = progress_->error_at != 0 && progress_->error_at <= point_;
     return failed ? progress_->error : absl::OkStatus();
   }
@@ -126,7 +127,8 @@ void HostStream::Loop() {
       progress.error_at = number;
     }
     progress.completed.store(number, std::memory_order_release);
-    if (progress.num_synchronizing > 0) progress.passed.notify_all();
+    if (!progress.awaited.empty() && *progress.awaited.begin() <= number)
+      progress.passed.notify_all();
   }
 }
 

@@ -88,20 +88,21 @@ absl::Status Backend::Run(const AttentionFwdParams& p, Workspace, ExecContext&) 
 absl::Status Backend::Run(const AttentionBwdParams& p, Workspace, ExecContext&) {
   const int64_t head_dim = p.q.shape[2], keys = p.k.shape[0];
   std::vector<double> dq(head_dim), dk(keys * head_dim), dv(keys * head_dim);
-  for (int64_t slot = 0; slot < p.k.shape[1]; ++slot) {
+  for (int64_t slot = 0; slot < p.dk.shape[1]; ++slot) {
     std::fill(dk.begin(), dk.end(), 0.0);
     std::fill(dv.begin(), dv.end(), 0.0);
     for (int64_t head = 0; head < p.q.shape[1]; ++head) {
-      for (int64_t i = 0; p.kv_slot[head] == slot && i < p.q.shape[0]; ++i) {
+      const int32_t kv = p.kv_slot[head];
+      for (int64_t i = 0; p.grad_slot[head] == slot && i < p.q.shape[0]; ++i) {
         std::fill(dq.begin(), dq.end(), 0.0);
         for (int64_t j = 0; j < keys; ++j) {
           if (!Visible(p.mask, p.queries.begin + i, p.keys.begin + j)) continue;
           const double probability =
-              std::exp(p.scale * Dot(p.q, i, head, p.k, j, slot) - At(p.lse, head, i));
+              std::exp(p.scale * Dot(p.q, i, head, p.k, j, kv) - At(p.lse, head, i));
           const double dscore =
-              p.scale * probability * (Dot(p.dout, i, head, p.v, j, slot) - At(p.delta, i, head));
+              p.scale * probability * (Dot(p.dout, i, head, p.v, j, kv) - At(p.delta, i, head));
           for (int64_t d = 0; d < head_dim; ++d) {
-            dq[d] += dscore * At(p.k, j, slot, d);
+            dq[d] += dscore * At(p.k, j, kv, d);
             dk[j * head_dim + d] += dscore * At(p.q, i, head, d);
             dv[j * head_dim + d] += probability * At(p.dout, i, head, d);
           }

@@ -3,10 +3,12 @@
 // are rounded: the ways of the ring.
 #include <gtest/gtest.h>
 
+#include <optional>
 #include <ostream>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "common/spec/job_spec.h"
 #include "tests/invariance/engine/method_space.h"
 
@@ -97,6 +99,47 @@ TEST_P(Bits, WhereThingsLiveChangesNothing) {
 
 INSTANTIATE_TEST_SUITE_P(OnePerMethod, Bits, ::testing::ValuesIn(OneCasePerMethod()),
                          [](const auto& info) { return info.param.name; });
+
+// Every stage fetches and releases: under overlap, slots of keys and values, of gradients, rooms of
+// the ring and parts on the device pass from stage to stage while the side stream still sends.
+TEST(Overlap, ChangesNothingWhereEveryStageFetches) {
+  struct Layout {
+    const char* name;
+    int ulysses, ring;
+    int64_t chunks;
+    bool keep = false;
+    std::optional<v1::Place> stage_kv = {};
+    std::optional<int64_t> window = {};  // chunks are seen last by one that is not the last
+  };
+  for (const Layout& layout : {Layout{"whole", 2, 1, 1},
+                               {"whole, chunks", 2, 1, 2},
+                               {"pass", 2, 2, 1},
+                               {"pass, chunks", 1, 3, 2},
+                               {"keep", 2, 2, 1, true},
+                               {"host", 2, 1, 3, false, v1::PLACE_HOST},
+                               {"host, one chunk", 2, 1, 1, false, v1::PLACE_HOST},
+                               {"host, window", 2, 1, 4, false, v1::PLACE_HOST, 5}}) {
+    for (const bool bf16 : {false, true}) {
+      SCOPED_TRACE(absl::StrCat(layout.name, bf16 ? ", bf16" : ", fp32"));
+      MethodCase c{.job = {.ranks = layout.ulysses * layout.ring,
+                           .num_heads = 6,
+                           .num_kv_heads = 6,
+                           .context = 45,
+                           .bf16 = bf16,
+                           .ring_ranks = layout.ring}};
+      c.job.query_chunks = layout.chunks;
+      c.job.ring_keep = layout.keep;
+      c.job.stage_kv = layout.stage_kv;
+      c.job.window = layout.window;
+      const Outcome off = Must(RunOnce(c));
+      c.job.overlap = true;
+      for (const uint64_t seed : {6, 7}) {
+        EXPECT_TRUE(SameBits(Must(RunOnce(c, Hostile(seed))), off)) << "delays of seed " << seed;
+      }
+      ExpectMatchesOneRank(c);
+    }
+  }
+}
 
 // Forward, K/V that pass and K/V that are kept meet the queries in the same order.
 TEST(RingKv, PassAndKeepGiveTheSameForwardBits) {

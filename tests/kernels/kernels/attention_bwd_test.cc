@@ -41,6 +41,7 @@ TEST_P(AttentionGradient, OfReferenceEqualsFiniteDifferences) {
   const Memory::Shape keys = {{p.k.shape[0], p.k.shape[1], p.k.shape[2]}};
   p.dk = memory.InOut("dk", keys, 0);
   p.dv = memory.InOut("dv", keys, 0);
+  p.grad_slot = p.kv_slot;
   ASSERT_EQ(RunCall(Reference(), p, memory), absl::OkStatus());
   const TensorView o = forward.Output("o", {{p.q.shape[0], p.q.shape[1], p.q.shape[2]}});
   const TensorView lse = forward.Output("lse", {{p.q.shape[1], p.q.shape[0]}});

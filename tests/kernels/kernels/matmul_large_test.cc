@@ -13,7 +13,7 @@ struct Case {
   bool transpose_a, transpose_b, fp32_sum;
 };
 
-MatmulParams Call(const Case& c, Memory& memory) {
+MatmulParams Call(const Case& c, Memory& memory, bool integers = true) {
   constexpr int64_t m = 520, n = 270, k = 520;
   MatmulParams p = {.transpose_a = c.transpose_a, .transpose_b = c.transpose_b, .beta = 2};
   p.a = memory.Input({c.transpose_a ? std::vector{k, m} : std::vector{m, k}, 3});
@@ -21,6 +21,7 @@ MatmulParams Call(const Case& c, Memory& memory) {
   p.c = c.fp32_sum ? memory.InOut("c", {{m, n}, 5}, 1, DType::kFloat32)
                    : memory.InOut("c", {{m, n}, 5});
   p.bias = memory.Input({{n}});
+  if (!integers) return p;
   for (const TensorView& view : {p.a, p.b, p.c, p.bias}) SetSmallIntegers(view, 3, memory);
   return p;
 }
@@ -45,6 +46,20 @@ TEST_P(MatmulLarge, ManyThreadsChangeNothing) {
     }
   }
   SetBf16ProductsForTest(true);
+}
+
+// By the processor's own products every sum has one order, however the work is cut: any numbers
+// give the same bits.
+TEST_P(MatmulLarge, BitsOfNativeProductsDoNotDependOnTheThreads) {
+  if (!HasBf16Products()) GTEST_SKIP() << "no AVX-512 BF16";
+  std::vector<double> first;
+  for (const int threads : {1, 2, 16}) {
+    Memory memory(1, DType::kBFloat16);
+    const MatmulParams p = Call(GetParam(), memory, /*integers=*/false);
+    EXPECT_TRUE(RunCall(Cpu(), p, memory, threads).ok());
+    if (threads == 1) first = memory.Results()[0].values;
+    EXPECT_EQ(memory.Results()[0].values, first) << threads << " threads";
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, MatmulLarge,

@@ -43,18 +43,29 @@ int64_t LayerFormula::Staging() const {
   return p_.Stored() * p_.PieceTokens() * p_.StagedQueryHeads(c_) * p_.head_dim;
 }
 
-int64_t LayerFormula::KvOfOneTensor(int64_t element_bytes) const {
-  const int64_t place = element_bytes * p_.head_dim * p_.KvSlots();
-  if (KvOnHost()) {  // a part in work and one on its way; under overlap one that is exchanged too
-    return (p_.policy.overlap ? 3 : 2) * p_.ChunkTokens() * place;
+int64_t LayerFormula::KeysOrValues() const {
+  const int64_t token = p_.Stored() * p_.head_dim;
+  if (KvOnHost()) {  // a part in work and one on its way; under overlap the next stage's, arriving
+    const bool arrives_beside = p_.policy.overlap && p_.FetchesAfterTheFirst(c_);
+    return (arrives_beside ? 3 : 2) * p_.ChunkTokens() * p_.StageKvHeads() * token;
   }
-  if (p_.ring_ranks == 1) return p_.M() * place;
-  // A shard in work and one on its way, or all of them.
-  return (p_.policy.ring_keeps_kv ? p_.ring_ranks : 2) * p_.M() * place;
+  if (p_.ring_ranks == 1) return p_.M() * p_.KvSlots() * token;
+  if (p_.policy.ring_keeps_kv) return p_.ring_ranks * p_.M() * p_.KvSlots() * token;
+  return p_.M() * (p_.KvSlots() + p_.StageKvHeads()) * token;  // shards of the stage on their way
 }
 
-int64_t LayerFormula::HostKv(int64_t element_bytes) const {
-  return KvOnHost() ? element_bytes * p_.M() * p_.KvSlots() * p_.head_dim : 0;
+int64_t LayerFormula::KeyOrValueGradients() const {
+  const int64_t token = kF32 * p_.head_dim;
+  if (KvOnHost()) return 2 * p_.ChunkTokens() * p_.StageKvHeads() * token;
+  if (p_.ring_ranks == 1) return p_.M() * p_.StageKvHeads() * token;
+  // Kept shards are reduced beside the next stage's attention: dead K/V hold what others send, so
+  // that dk, dv have nowhere to move to and hold a slot as long as K/V.
+  if (p_.policy.ring_keeps_kv) return p_.ring_ranks * p_.M() * p_.KvSlots() * token;
+  return 2 * p_.M() * p_.StageKvHeads() * token;
+}
+
+int64_t LayerFormula::KvOnTheHost(int64_t element_bytes, int64_t heads) const {
+  return KvOnHost() ? element_bytes * p_.M() * heads * p_.head_dim : 0;
 }
 
 int64_t LayerFormula::Delta() const {
@@ -63,7 +74,12 @@ int64_t LayerFormula::Delta() const {
 }
 
 int64_t LayerFormula::ReturnedKv() const {
-  return 2 * ReturnedBytes() * p_.N() * p_.num_kv_heads * p_.head_dim;
+  return 2 * p_.Stored() * p_.N() * p_.num_kv_heads * p_.head_dim;
+}
+
+// Beside fp32 gradients they are not needed: those are the sums.
+int64_t LayerFormula::SumsOfParts() const {
+  return p_.bf16 ? 2 * kF32 * p_.N() * p_.HeadsInParts() * p_.head_dim : 0;
 }
 
 int64_t LayerFormula::HostTiles(int64_t tokens, int64_t bytes_per_token) {
@@ -112,21 +128,20 @@ int64_t LayerFormula::TurnWorkspace(bool backward) const {
   if (!backward) return most;
   // dh and the columns of O that dO and delta are formed of; a gradient of K/V to its column.
   const int64_t columns = p_.Stored() * p_.hidden_size + p_.StageQueryHeads() * head;
-  return std::max(
-      {most, HostTiles(piece, columns), HostTiles(piece, ReturnedBytes() * p_.head_dim)});
+  // The last part of a sum is added and rounded: a tile of either.
+  const int64_t returned = head + (SumsOfParts() > 0 ? kF32 * p_.head_dim : 0);
+  return std::max({most, HostTiles(piece, columns), HostTiles(piece, returned)});
 }
 
 int64_t LayerFormula::ProjectBackWorkspace() const {
   const int64_t tile = std::min(kTile, p_.N());
   const int64_t hidden = p_.Stored() * p_.hidden_size;
   const int64_t kv_columns = p_.num_kv_heads * p_.head_dim;
-  const bool rounds = ReturnedBytes() != p_.Stored();
-  int64_t bytes = tile * (hidden + kF32 * p_.hidden_size +  // normalised stream, its gradient
-                          (rounds ? p_.Stored() * kv_columns : 0));
+  int64_t bytes = tile * (hidden + kF32 * p_.hidden_size);  // normalised stream, its gradient
   if (InputsOnHost()) bytes += HostTiles(p_.N(), hidden);
   if (HiddenOnHost()) {  // dq, dk and dv, dh
-    bytes += HostTiles(p_.N(), p_.Stored() * p_.num_heads * p_.head_dim +
-                                   2 * ReturnedBytes() * kv_columns + hidden);
+    bytes +=
+        HostTiles(p_.N(), p_.Stored() * (p_.num_heads * p_.head_dim + 2 * kv_columns) + hidden);
   }
   return bytes;
 }
@@ -139,10 +154,10 @@ LiveSet LayerFormula::Forward() const {
   (HiddenOnHost() ? set.on_host(MemoryTag::kAttnOut) : set.of(MemoryTag::kAttnOut)) = p_.HeadsOut();
   const int64_t kept = Sum(set.device) + p_.LogSumExp(c_);
   set.of(MemoryTag::kAttnQ) = Sets() * WholeHeads(stored);
-  set.of(MemoryTag::kAttnKv) = 2 * KvOfOneTensor(stored);
+  set.of(MemoryTag::kAttnKv) = 2 * KeysOrValues();
   set.of(MemoryTag::kAttnExchange) = Staging();
   set.of(MemoryTag::kAttnOut) += p_.LogSumExp(c_) + WholeHeads(result);
-  set.on_host(MemoryTag::kAttnKv) = 2 * HostKv(stored);
+  set.on_host(MemoryTag::kAttnKv) = 2 * KvOnTheHost(stored, p_.KvSlots());
   const int64_t stage = Sum(set.device) + TurnWorkspace(/*backward=*/false);
   set.of(MemoryTag::kMlp) = 2 * stored * tile * p_.intermediate_size;
   // The sum with the residual in fp32, the normalised stream.
@@ -184,15 +199,17 @@ LiveSet LayerFormula::AttentionBackward() const {
   (HiddenOnHost() ? set.on_host(MemoryTag::kAttnGrad) : set.of(MemoryTag::kAttnGrad)) =
       ReturnedKv();
   const int64_t kept = Sum(set.device);
+  (HiddenOnHost() ? set.on_host(MemoryTag::kAttnGrad) : set.of(MemoryTag::kAttnGrad)) +=
+      SumsOfParts();
   set.of(MemoryTag::kAttnQ) = Sets() * WholeHeads(stored);
-  set.of(MemoryTag::kAttnKv) = 2 * KvOfOneTensor(stored);
+  set.of(MemoryTag::kAttnKv) = 2 * KeysOrValues();
   set.of(MemoryTag::kAttnExchange) = Staging();
   set.of(MemoryTag::kAttnOut) += p_.LogSumExp(c_) + Delta();
   const int64_t inputs = Sets() * WholeHeads(stored);
   if (kernel_.resends_output) set.of(MemoryTag::kAttnOut) += inputs;
-  set.of(MemoryTag::kAttnGrad) += inputs + WholeHeads(kF32) + 2 * KvOfOneTensor(kF32);
-  set.on_host(MemoryTag::kAttnKv) = 2 * HostKv(stored);
-  set.on_host(MemoryTag::kAttnGrad) += 2 * HostKv(kF32);
+  set.of(MemoryTag::kAttnGrad) += inputs + WholeHeads(kF32) + 2 * KeyOrValueGradients();
+  set.on_host(MemoryTag::kAttnKv) = 2 * KvOnTheHost(stored, p_.KvSlots());
+  set.on_host(MemoryTag::kAttnGrad) += 2 * KvOnTheHost(kF32, p_.StageKvHeads());
   const int64_t stage = Sum(set.device) + TurnWorkspace(/*backward=*/true);
   set.of(MemoryTag::kWorkspace) =
       std::max(TurnWorkspace(/*backward=*/true), ProjectBackWorkspace());

@@ -47,9 +47,11 @@ class LayerFormula {
   // ---- pieces, bytes
   int64_t WholeHeads(int64_t element_bytes) const;  // of the rank's own heads of a turn
   int64_t Staging() const;                          // of the others' heads
-  int64_t KvOfOneTensor(int64_t element_bytes) const;
-  int64_t Delta() const;       // at the head's rank, and staged at the token's
-  int64_t ReturnedKv() const;  // dk and dv of the own tokens
+  int64_t KeysOrValues() const;         // of the stage, and of the next one under overlap
+  int64_t KeyOrValueGradients() const;  // fp32, of the stage
+  int64_t Delta() const;                // at the head's rank, and staged at the token's
+  int64_t ReturnedKv() const;           // dk and dv of the own tokens
+  int64_t SumsOfParts() const;  // fp32, of K/V heads that come home in parts, until the last
 
  private:
   bool HiddenOnHost() const { return p_.policy.hidden_stream == engine::Place::kHost; }
@@ -57,8 +59,7 @@ class LayerFormula {
   bool KvOnHost() const { return p_.policy.stage_kv == engine::Place::kHost; }
   int64_t Sets() const;        // of a turn's inputs
   bool MergesOutputs() const;  // a turn meets its keys in several parts
-  int64_t HostKv(int64_t element_bytes) const;
-  int64_t ReturnedBytes() const { return p_.SharesKvHeads() ? 4 : p_.Stored(); }
+  int64_t KvOnTheHost(int64_t element_bytes, int64_t heads) const;
   // One tile of each host tensor in work and one on its way, where there is more than one.
   static int64_t HostTiles(int64_t tokens, int64_t bytes_per_token);
   int64_t NormalisedTile() const;

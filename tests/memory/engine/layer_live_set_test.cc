@@ -121,6 +121,11 @@ Point Context(Point point, int64_t context) {
   point.context = context;
   return point;
 }
+// The tiles after the last stage are the peak.
+Point Wide(Point point) {
+  point.hidden_size = 4096;
+  return Context(point, 4096);
+}
 
 INSTANTIATE_TEST_SUITE_P(
     Methods, LayerLiveSet,
@@ -149,31 +154,38 @@ INSTANTIATE_TEST_SUITE_P(
 
 INSTANTIATE_TEST_SUITE_P(
     Overlap, LayerLiveSet,
-    ::testing::Values(Case{"upipe", Overlap(Upipe(1))},
-                      Case{"fetching_every_stage", Overlap(Heads(Upipe(1), 32, 32))},
-                      Case{"fetching_every_second_stage", Overlap(Heads(Upipe(1), 64, 32))},
-                      Case{"ulysses", Overlap(Ulysses())}, Case{"ring", Overlap(Ring())},
-                      Case{"hybrid", Overlap(Hybrid(1))},
-                      Case{"hybrid_keep", Overlap(Keep(Hybrid(1)))}, Case{"fpdt", Overlap(Fpdt())},
-                      Case{"upipe_s3", Overlap(Chunks(HiddenOnHost(Upipe(1)), 4))}),
+    ::testing::Values(
+        Case{"upipe", Overlap(Upipe(1))},
+        Case{"fetching_every_stage", Overlap(Heads(Upipe(1), 32, 32))},
+        Case{"fetching_every_second_stage", Overlap(Heads(Upipe(1), 64, 32))},
+        Case{"ulysses", Overlap(Ulysses())}, Case{"ring", Overlap(Ring())},
+        Case{"hybrid", Overlap(Hybrid(1))}, Case{"hybrid_keep", Overlap(Keep(Hybrid(1)))},
+        Case{"fpdt", Overlap(Fpdt())},
+        Case{"hybrid_fetching_every_stage", Overlap(Heads(Hybrid(1), 32, 32))},
+        Case{"keep_fetching_every_stage", Overlap(Keep(Heads(Hybrid(1), 32, 32)))},
+        Case{"host_fetching_every_stage", Overlap(KvOnHost(Chunks(Heads(Upipe(1), 32, 32), 4)))},
+        Case{"host_straddling_groups", Overlap(KvOnHost(Chunks(Heads(Upipe(3), 64, 16), 2)))},
+        Case{"upipe_s3", Overlap(Chunks(HiddenOnHost(Upipe(1)), 4))}),
     [](const auto& info) { return info.param.name; });
 
-INSTANTIATE_TEST_SUITE_P(Heads, LayerLiveSet,
-                         ::testing::Values(Case{"paper_64_8", Heads(Upipe(1), 64, 8)},
-                                           Case{"u_divides_group", Heads(Upipe(2), 64, 8)},
-                                           Case{"group_divides_u", Heads(Upipe(4), 32, 16)},
-                                           Case{"u_straddles_groups", Heads(Upipe(3), 64, 16)},
-                                           Case{"as_many_kv_heads", Heads(Upipe(1), 16, 16)},
-                                           Case{"fewer_kv_heads_than_ranks",
-                                                Heads(Upipe(1), 32, 2)},
-                                           Case{"one_kv_head", Heads(Ulysses(), 16, 1)},
-                                           Case{"heads28_on_8_ranks", Heads(Upipe(3), 28, 4)},
-                                           Case{"heads28_on_4_by_2", Heads(Hybrid(2), 28, 4)},
-                                           Case{"kv_heads_not_divisible", Heads(Hybrid(2), 12, 6)},
-                                           Case{"ranks_without_heads", Heads(Upipe(1), 3, 3)},
-                                           Case{"padded", Context(Upipe(1), 13001)},
-                                           Case{"padded_ring", Context(Hybrid(1), 13001)}),
-                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    Heads, LayerLiveSet,
+    ::testing::Values(Case{"paper_64_8", Heads(Upipe(1), 64, 8)},
+                      Case{"u_divides_group", Heads(Upipe(2), 64, 8)},
+                      Case{"group_divides_u", Heads(Upipe(4), 32, 16)},
+                      Case{"u_straddles_groups", Heads(Upipe(3), 64, 16)},
+                      Case{"as_many_kv_heads", Heads(Upipe(1), 16, 16)},
+                      Case{"fewer_kv_heads_than_ranks", Heads(Upipe(1), 32, 2)},
+                      Case{"one_kv_head", Heads(Ulysses(), 16, 1)},
+                      Case{"heads28_on_8_ranks", Heads(Upipe(3), 28, 4)},
+                      Case{"heads28_on_4_by_2", Heads(Hybrid(2), 28, 4)},
+                      Case{"kv_heads_not_divisible", Heads(Hybrid(2), 12, 6)},
+                      Case{"ranks_without_heads", Heads(Upipe(1), 3, 3)},
+                      Case{"parts_of_heads_on_the_host", HiddenOnHost(Heads(Hybrid(1), 12, 6))},
+                      Case{"parts_of_heads_in_a_wide_stream", Wide(Heads(Hybrid(1), 12, 6))},
+                      Case{"padded", Context(Upipe(1), 13001)},
+                      Case{"padded_ring", Context(Hybrid(1), 13001)}),
+    [](const auto& info) { return info.param.name; });
 
 }  // namespace
 }  // namespace upipe::testing

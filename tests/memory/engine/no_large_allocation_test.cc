@@ -10,6 +10,7 @@
 #include <ostream>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -153,12 +154,20 @@ struct Shape {
 };
 void PrintTo(const Shape& shape, std::ostream* out) { *out << shape.name; }
 
-class NoLargeAllocation : public ::testing::TestWithParam<Shape> {};
+// Each shape in fp32 and in bf16.
+class NoLargeAllocation : public ::testing::TestWithParam<std::tuple<Shape, bool>> {};
+
+std::string CaseName(const ::testing::TestParamInfo<std::tuple<Shape, bool>>& info) {
+  const auto& [shape, bf16] = info.param;
+  return absl::StrCat(shape.name, bf16 ? "_bf16" : "_fp32");
+}
 
 TEST_P(NoLargeAllocation, OutsideTheAllocatorOnceStepOneHasBegun) {
+  auto [shape, bf16] = GetParam();
+  shape.job.bf16 = bf16;
   const data::TempFolder folder;
   WritePackedText(folder);
-  const v1::RunPlan plan = PlanFor(folder, GetParam().job, GetParam().threads);
+  const v1::RunPlan plan = PlanFor(folder, shape.job, shape.threads);
   const auto texts = TrainWatched(plan, [](int64_t) {});
   for (const std::string& text : texts) ADD_FAILURE() << text;
 }
@@ -166,36 +175,37 @@ TEST_P(NoLargeAllocation, OutsideTheAllocatorOnceStepOneHasBegun) {
 // In each something the step handles, if it were a host block, would be over the limit: a column of
 // all tokens, a block of an all-to-all, a unit of weights, a tile of logits.
 INSTANTIATE_TEST_SUITE_P(Shapes, NoLargeAllocation,
-                         ::testing::Values(Shape{"many_tokens",
-                                                 {.ranks = 1,
-                                                  .num_heads = 1,
-                                                  .num_kv_heads = 1,
-                                                  .head_dim = 2,
-                                                  .hidden_size = 4,
-                                                  .intermediate_size = 8,
-                                                  .vocab_size = 257,
-                                                  .num_layers = 1,
-                                                  .context = 17000}},
-                                           Shape{"wide_heads",
-                                                 {.ranks = 4,
-                                                  .num_heads = 8,
-                                                  .num_kv_heads = 2,
-                                                  .head_dim = 64,
-                                                  .hidden_size = 96,
-                                                  .intermediate_size = 200,
-                                                  .vocab_size = 2000,
-                                                  .context = 1100}},
-                                           Shape{"two_threads",
-                                                 {.ranks = 2,
-                                                  .heads_per_rank = 2,
-                                                  .num_heads = 4,
-                                                  .num_kv_heads = 4,
-                                                  .head_dim = 64,
-                                                  .hidden_size = 128,
-                                                  .vocab_size = 300,
-                                                  .context = 1024},
-                                                 2}),
-                         [](const auto& info) { return info.param.name; });
+                         ::testing::Combine(::testing::Values(Shape{"many_tokens",
+                                                                    {.ranks = 1,
+                                                                     .num_heads = 1,
+                                                                     .num_kv_heads = 1,
+                                                                     .head_dim = 2,
+                                                                     .hidden_size = 4,
+                                                                     .intermediate_size = 8,
+                                                                     .vocab_size = 257,
+                                                                     .num_layers = 1,
+                                                                     .context = 17000}},
+                                                              Shape{"wide_heads",
+                                                                    {.ranks = 4,
+                                                                     .num_heads = 8,
+                                                                     .num_kv_heads = 2,
+                                                                     .head_dim = 64,
+                                                                     .hidden_size = 96,
+                                                                     .intermediate_size = 200,
+                                                                     .vocab_size = 2000,
+                                                                     .context = 1100}},
+                                                              Shape{"two_threads",
+                                                                    {.ranks = 2,
+                                                                     .heads_per_rank = 2,
+                                                                     .num_heads = 4,
+                                                                     .num_kv_heads = 4,
+                                                                     .head_dim = 64,
+                                                                     .hidden_size = 128,
+                                                                     .vocab_size = 300,
+                                                                     .context = 1024},
+                                                                    2}),
+                                            ::testing::Bool()),
+                         CaseName);
 
 // Tensors of tokens, heads and parameters above the limit, on whichever side they live.
 SmallJob Wide(v1::Method method) {
@@ -218,46 +228,50 @@ void HiddenOnHost(SmallJob& job) { job.layer_inputs = job.hidden_stream = v1::PL
 
 INSTANTIATE_TEST_SUITE_P(
     Methods, NoLargeAllocation,
-    ::testing::Values(Shape{"upipe", With(Wide(v1::METHOD_UPIPE),
-                                          [](SmallJob& job) {
-                                            HiddenOnHost(job);
-                                            job.optimizer = v1::PLACE_HOST;
-                                            job.attention_output = v1::ATTENTION_OUTPUT_HOST;
-                                            job.overlap = true;
-                                          })},
-                      Shape{"upipe_chunks", With(Wide(v1::METHOD_UPIPE),
-                                                 [](SmallJob& job) {
-                                                   HiddenOnHost(job);
-                                                   job.stage_kv = v1::PLACE_HOST;
-                                                   job.query_chunks = 2;
-                                                 })},
-                      Shape{"ulysses", With(Wide(v1::METHOD_ULYSSES),
-                                            [](SmallJob& job) {
-                                              HiddenOnHost(job);
-                                              job.optimizer = v1::PLACE_HOST;
-                                            })},
-                      Shape{"ring", With(Wide(v1::METHOD_RING),
-                                         [](SmallJob& job) {
-                                           job.ring_ranks = 4;
-                                           job.layer_inputs = v1::PLACE_HOST;
-                                           job.stride = 2;
-                                           job.optimizer = v1::PLACE_HOST;
-                                         })},
-                      Shape{"usp_keep", With(Wide(v1::METHOD_USP),
-                                             [](SmallJob& job) {
-                                               job.ring_ranks = 2;
-                                               HiddenOnHost(job);
-                                               job.ring_keep = true;
-                                             })},
-                      Shape{"hybrid", With(Wide(v1::METHOD_UPIPE),
-                                           [](SmallJob& job) {
-                                             job.ring_ranks = 2;
-                                             HiddenOnHost(job);
-                                             job.overlap = true;
-                                           })},
-                      Shape{"fpdt", With(Wide(v1::METHOD_FPDT),
-                                         [](SmallJob& job) { job.optimizer = v1::PLACE_HOST; })}),
-    [](const auto& info) { return info.param.name; });
+    ::testing::Combine(::testing::Values(Shape{"upipe", With(Wide(v1::METHOD_UPIPE),
+                                                             [](SmallJob& job) {
+                                                               HiddenOnHost(job);
+                                                               job.optimizer = v1::PLACE_HOST;
+                                                               job.attention_output =
+                                                                   v1::ATTENTION_OUTPUT_HOST;
+                                                               job.overlap = true;
+                                                             })},
+                                         Shape{"upipe_chunks", With(Wide(v1::METHOD_UPIPE),
+                                                                    [](SmallJob& job) {
+                                                                      HiddenOnHost(job);
+                                                                      job.stage_kv = v1::PLACE_HOST;
+                                                                      job.query_chunks = 2;
+                                                                    })},
+                                         Shape{"ulysses", With(Wide(v1::METHOD_ULYSSES),
+                                                               [](SmallJob& job) {
+                                                                 HiddenOnHost(job);
+                                                                 job.optimizer = v1::PLACE_HOST;
+                                                               })},
+                                         Shape{"ring", With(Wide(v1::METHOD_RING),
+                                                            [](SmallJob& job) {
+                                                              job.ring_ranks = 4;
+                                                              job.layer_inputs = v1::PLACE_HOST;
+                                                              job.stride = 2;
+                                                              job.optimizer = v1::PLACE_HOST;
+                                                            })},
+                                         Shape{"usp_keep", With(Wide(v1::METHOD_USP),
+                                                                [](SmallJob& job) {
+                                                                  job.ring_ranks = 2;
+                                                                  HiddenOnHost(job);
+                                                                  job.ring_keep = true;
+                                                                })},
+                                         Shape{"hybrid", With(Wide(v1::METHOD_UPIPE),
+                                                              [](SmallJob& job) {
+                                                                job.ring_ranks = 2;
+                                                                HiddenOnHost(job);
+                                                                job.overlap = true;
+                                                              })},
+                                         Shape{"fpdt", With(Wide(v1::METHOD_FPDT),
+                                                            [](SmallJob& job) {
+                                                              job.optimizer = v1::PLACE_HOST;
+                                                            })}),
+                       ::testing::Bool()),
+    CaseName);
 
 // The watch covers the run itself: a block taken between its steps is found.
 TEST(NoLargeAllocationTest, ABlockTakenDuringTheRunIsFound) {

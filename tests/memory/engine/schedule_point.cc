@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <iterator>
+#include <map>
 #include <numeric>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 
@@ -98,16 +100,41 @@ int64_t Point::KvSlots() const {
   return static_cast<int64_t>(most);
 }
 
-bool Point::SharesKvHeads() const {
-  Heads released;
+int64_t Point::StageKvHeads() const {
+  size_t most = 0;
   for (int c = 0; c < ulysses_ranks; ++c) {
-    for (int64_t s = 0; s < NumStages(); ++s) {
+    for (int64_t s = 0; s < NumStages(); ++s) most = std::max(most, V(s, c).size());
+  }
+  return static_cast<int64_t>(most);
+}
+
+bool Point::FetchesAfterTheFirst(int c) const {
+  for (int64_t s = 1; s < NumStages(); ++s) {
+    const Heads now = V(s, c), before = V(s - 1, c);
+    if (!std::includes(before.begin(), before.end(), now.begin(), now.end())) return true;
+  }
+  return false;
+}
+
+int64_t Point::HeadsInParts() const {
+  std::map<int64_t, std::pair<int64_t, int64_t>> span;  // of a head: its first and last part
+  int64_t time = 0;
+  for (int64_t s = 0; s < NumStages(); ++s) {
+    for (int c = 0; c < ulysses_ranks; ++c) {
       for (int64_t head : Release(s, c)) {
-        if (!released.insert(head).second) return true;
+        span.insert({head, {time, time}}).first->second.second = time;
+        ++time;
       }
     }
   }
-  return false;
+  int64_t most = 0;
+  for (int64_t now = 0; now < time; ++now) {
+    most = std::max<int64_t>(most, std::count_if(span.begin(), span.end(), [now](const auto& head) {
+                               const auto [first, last] = head.second;
+                               return first < last && first <= now && now <= last;
+                             }));
+  }
+  return most;
 }
 
 namespace {

@@ -55,8 +55,11 @@ struct Point {
   int64_t StageQueryHeads() const;        // most of a stage at all ranks: U where C divides H
   // K/V heads the fullest rank has room for: those of a stage; under overlap the next stage's too.
   int64_t KvSlots() const;
-  // Some K/V head comes home in several parts.
-  bool SharesKvHeads() const;
+  int64_t StageKvHeads() const;  // most of a stage, of the fullest rank
+  bool FetchesAfterTheFirst(int c) const;
+  // K/V heads that come home in several parts, from the first of theirs to the last, in (stage,
+  // rank) order: most at once.
+  int64_t HeadsInParts() const;
 
   // ---- bytes of an element
   int64_t Stored() const { return bf16 ? 2 : 4; }

@@ -140,6 +140,40 @@ TEST(Stage, OfTheBackwardIsElevenQInBf16AndEightInFp32) {
   }
 }
 
+// "With overlap on ... one more set of the next stage's inputs (q, and k, v when it fetches; in
+// backward dO too)", and delta, which comes with dO. Every stage fetches here.
+TEST(Overlap, TakesOneMoreSetOfTheNextStagesInputs) {
+  for (const bool bf16 : {true, false}) {
+    Point point = S2();
+    point.num_kv_heads = point.num_heads;
+    point.bf16 = bf16;
+    const auto off = RunLayerDry(point, 0, OwnAttentionKernel());
+    point.policy.overlap = true;
+    const auto on = RunLayerDry(point, 0, OwnAttentionKernel());
+    ASSERT_TRUE(off.ok() && on.ok()) << off.status() << on.status();
+    const int64_t q = point.StageQuery(), delta = 4 * point.M();
+    EXPECT_EQ(on->forward.device.attention_peak_bytes - off->forward.device.attention_peak_bytes,
+              3 * q);
+    EXPECT_EQ(on->attention_backward.device.attention_peak_bytes -
+                  off->attention_backward.device.attention_peak_bytes,
+              4 * q + delta);
+  }
+}
+
+// "Released dK, dV return to a [N, 2*K*D] bf16 buffer; a head released by several ranks keeps an
+// fp32 slot of 2*N*D until its last release": 12 heads in 6 groups on 4 ranks, two groups of which
+// are cut: 24 + 16 bytes of N D.
+TEST(ReturnedKv, IsOfTheStorageTypeWithFp32SlotsForHeadsInParts) {
+  Point point = S2();
+  point.ulysses_ranks = 4;
+  point.num_heads = 12;
+  point.num_kv_heads = 6;
+  const auto memory = RunLayerDry(point, 0, OwnAttentionKernel());
+  ASSERT_TRUE(memory.ok()) << memory.status();
+  const auto grad = static_cast<int>(MemoryTag::kAttnGrad);
+  EXPECT_EQ(memory->attention_backward.host.peak_bytes[grad], 40 * point.N() * point.head_dim);
+}
+
 // The paper's claim on this engine's own numbers: the query-sized buffers of a stage shrink by
 // 1 - U/H. The resident [N, H * D] output, which both methods hold, is not one of them.
 struct Stage {

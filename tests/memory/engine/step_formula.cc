@@ -217,11 +217,8 @@ int64_t StepFormula::Workspace() const {
   const int64_t loss =
       narrow_loss + std::max({product(r, vocab, d), product(vocab, d, r), 8 * r,
                               wide_loss + std::max(product(r, d, vocab), ScratchOfNorm(r))});
-  const int64_t rounded =
-      p_.SharesKvHeads() && p_.bf16 ? p_.Stored() * t * p_.num_kv_heads * p_.head_dim : 0;
   const int64_t project_back =
-      narrow + wide + rounded +
-      std::max({ScratchOfNorm(t), product(t, d, heads), product(heads, d, t)});
+      narrow + wide + std::max({ScratchOfNorm(t), product(t, d, heads), product(heads, d, t)});
   const int64_t piece = p_.PieceTokens(), tile = std::min(kTile, piece);
   const int64_t columns = p_.QueryHeads(c_) * p_.head_dim;
   const int64_t side_by_side = p_.QueryHeads(c_) > 1 ? p_.Stored() * tile * columns : 0;

@@ -116,7 +116,6 @@ TEST(IncludeArrows, LibrariesStayInTheirFolder) {
        std::regex("^(kernels/cuda|engine/comm/nccl)/")},
       {"NCCL", std::regex("^nccl"), std::regex("^engine/comm/nccl/")},
       {"UCX", std::regex("^uc[pst]/"), std::regex("^(engine/comm/ucx|tests/contract/engine)/")},
-      {"oneDNN", std::regex("^(oneapi/dnnl|dnnl)"), std::regex("^kernels/cpu/")},
       {"OpenBLAS", std::regex("^(cblas|openblas)"),
        std::regex("^(kernels/cpu|benchmarks/kernels)/")},
       {"Highway", std::regex("^hwy/"),

@@ -239,31 +239,57 @@ TEST(HeadSchedule, WithOverlapNothingArrivesInASlotThatTheStageBeforeUsesOrFrees
   EXPECT_GT(taken_again, 0) << "slots are never taken again, so memory grows with the heads";
 }
 
+// What only the stage in work has room for: as many slots as a stage has heads, overlap or not.
+TEST(HeadSchedule, StageSlotsAreAsManyAsAStageHasKvHeads) {
+  for (const Definition& def : AllDefinitions()) {
+    SCOPED_TRACE(def.Name());
+    const auto schedule = *def.Make();
+    size_t most = 0;
+    for (int c = 0; c < def.c; ++c) {
+      const StageSlots placed = StageSlotsOf(schedule, c);
+      std::map<int32_t, int32_t> slot_of_head;  // of the resident heads
+      for (int s = 0; s < schedule.stages_size(); ++s) {
+        const auto& work = schedule.stages(s).ranks(c);
+        std::set<int32_t> in_use;
+        ASSERT_EQ(placed.slots[s].size(), static_cast<size_t>(work.kv_heads_size()));
+        for (int i = 0; i < work.kv_heads_size(); ++i) {
+          const int32_t slot = placed.slots[s][i];
+          ASSERT_TRUE(slot >= 0 && slot < placed.count && in_use.insert(slot).second) << slot;
+          const auto [it, fresh] = slot_of_head.insert({work.kv_heads(i), slot});
+          ASSERT_EQ(it->second, slot) << "head " << work.kv_heads(i) << " moved while resident";
+        }
+        most = std::max(most, in_use.size());
+        for (int32_t head : work.release()) slot_of_head.erase(head);
+      }
+    }
+    ASSERT_EQ(static_cast<size_t>(StageSlotsOf(schedule, 0).count), most);
+  }
+}
+
 TEST(HeadSchedule, ReleasesComeInStageAndRankOrderAndOnlyTheEarliestIsFirst) {
   for (const Definition& def : AllDefinitions()) {
     SCOPED_TRACE(def.Name());
     const auto schedule = *def.Make();
-    std::set<int32_t> seen;
+    std::set<int32_t> seen, ended;
     for (int64_t s = 0; s < def.stages(); ++s) {
       const std::vector<Release> releases = ReleasesOf(schedule, static_cast<int>(s));
       size_t next = 0;
       for (int64_t c = 0; c < def.c; ++c) {
-        const auto& work = schedule.stages(s).ranks(c);
         for (int32_t head : def.Release(s, c)) {
           ASSERT_LT(next, releases.size());
           const Release& release = releases[next++];
           ASSERT_EQ(release.rank, c);
           ASSERT_EQ(release.kv_head, head);
-          const Heads heads = ToHeads(work.kv_heads());
-          const auto index = std::find(heads.begin(), heads.end(), head) - heads.begin();
-          ASSERT_EQ(release.slot, work.kv_slots(static_cast<int>(index)));
           ASSERT_EQ(release.first, seen.insert(head).second)
               << "head " << head << " stage " << s << " rank " << c;
+          ASSERT_EQ(ended.count(head), 0u) << "head " << head << " is released after its last";
+          if (release.last) ended.insert(head);
         }
       }
       ASSERT_EQ(next, releases.size());
     }
     ASSERT_EQ(static_cast<int64_t>(seen.size()), def.k) << "a K/V head's gradient never comes home";
+    ASSERT_EQ(ended, seen);
   }
 }
 
@@ -300,7 +326,7 @@ TEST(HeadSchedule, ExtentsAreTheMaximaOverStages) {
   }
 }
 
-TEST(HeadSchedule, FetchesLieInOwnSlotsOrInStaging) {
+TEST(HeadSchedule, FetchesOfOthersLieInStaging) {
   for (const Definition& def : AllDefinitions()) {
     SCOPED_TRACE(def.Name());
     const auto schedule = *def.Make();
@@ -311,7 +337,6 @@ TEST(HeadSchedule, FetchesLieInOwnSlotsOrInStaging) {
       }
       for (int64_t c = 0; c < def.c; ++c) {
         const auto own = def.Fetch(s, c);
-        const auto& work = schedule.stages(static_cast<int>(s)).ranks(static_cast<int>(c));
         const auto fetches = FetchesOf(schedule.stages(static_cast<int>(s)), static_cast<int>(c));
         ASSERT_EQ(fetches.size(), all.size());
         int64_t staged = 0;
@@ -321,27 +346,52 @@ TEST(HeadSchedule, FetchesLieInOwnSlotsOrInStaging) {
           ASSERT_EQ(fetch.own, std::count(own.begin(), own.end(), fetch.kv_head) == 1);
           if (!fetch.own) {
             ASSERT_EQ(fetch.staged_index, staged++);
-            continue;
           }
-          const auto at = std::find(work.kv_heads().begin(), work.kv_heads().end(), fetch.kv_head) -
-                          work.kv_heads().begin();
-          ASSERT_EQ(fetch.slot, work.kv_slots(static_cast<int>(at)));
         }
       }
     }
   }
 }
 
-TEST(HeadSchedule, KvHeadsAreSharedWhenAGroupIsCutOrReleasedTwice) {
+// A head that is released several times holds a slot from its first release to its last, nobody
+// else's meanwhile; as many slots as there are such heads at once.
+TEST(HeadSchedule, SumsOfPartsHoldASlotFromTheFirstPartToTheLast) {
   for (const Definition& def : AllDefinitions()) {
     SCOPED_TRACE(def.Name());
-    int64_t releases = 0;
+    const auto schedule = *def.Make();
+    std::map<int32_t, std::vector<int64_t>> parts_of;
+    int64_t time = 0;
     for (int64_t s = 0; s < def.stages(); ++s) {
       for (int64_t c = 0; c < def.c; ++c) {
-        releases += static_cast<int64_t>(def.Release(s, c).size());
+        for (int32_t head : def.Release(s, c)) parts_of[head].push_back(time++);
       }
     }
-    ASSERT_EQ(SharesKvHeads(*def.Make()), releases > def.k);
+    int64_t most = 0;
+    for (int64_t now = 0; now < time; ++now) {
+      most = std::max<int64_t>(
+          most, std::count_if(parts_of.begin(), parts_of.end(), [now](const auto& head) {
+            const auto& parts = head.second;
+            return parts.size() > 1 && parts.front() <= now && now <= parts.back();
+          }));
+    }
+    ASSERT_EQ(NumSumSlots(schedule), most);
+    std::map<int32_t, int32_t> head_in;  // of the slots that are taken
+    for (int s = 0; s < schedule.stages_size(); ++s) {
+      for (const Release& release : ReleasesOf(schedule, s)) {
+        if (parts_of[release.kv_head].size() == 1) {
+          ASSERT_EQ(release.sum_slot, Release::kNoSum);
+          continue;
+        }
+        ASSERT_TRUE(release.sum_slot >= 0 && release.sum_slot < most) << release.sum_slot;
+        if (release.first) {
+          ASSERT_EQ(head_in.count(release.sum_slot), 0u);
+        }
+        ASSERT_EQ(head_in.insert({release.sum_slot, release.kv_head}).first->second,
+                  release.kv_head);
+        if (release.last) head_in.erase(release.sum_slot);
+      }
+    }
+    ASSERT_TRUE(head_in.empty());
   }
 }
 

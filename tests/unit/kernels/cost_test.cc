@@ -116,6 +116,7 @@ TEST(Cost, AttentionCountsVisiblePairsOnly) {
                                .dk = fwd.k,
                                .dv = fwd.v,
                                .kv_slot = fwd.kv_slot,
+                               .grad_slot = fwd.kv_slot,
                                .queries = fwd.queries,
                                .keys = fwd.keys,
                                .mask = mask};

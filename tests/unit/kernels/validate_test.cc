@@ -362,17 +362,21 @@ std::vector<Breakage<P>> AttentionBreakages() {
           {"scale = nan", [](P& p) { p.scale = kNaN; }}};
 }
 
-TEST(Validate, Attention) {
+AttentionFwdParams LegalAttention() {
+  return {.q = Cube(kT, kHeads),
+          .k = Cube(kT, kSlots),
+          .v = Cube(kT, kSlots),
+          .o = Cube(kT, kHeads),
+          .lse = Mat(kHeads, kT),
+          .kv_slot = {0, 0, 1, 1},
+          .queries = {10, 16},
+          .keys = {4, 10},
+          .mask = Mask({0, 7}, 20)};
+}
+
+TEST(Validate, AttentionForward) {
   using F = AttentionFwdParams;
-  const F fwd{.q = Cube(kT, kHeads),
-              .k = Cube(kT, kSlots),
-              .v = Cube(kT, kSlots),
-              .o = Cube(kT, kHeads),
-              .lse = Mat(kHeads, kT),
-              .kv_slot = {0, 0, 1, 1},
-              .queries = {10, 16},
-              .keys = {4, 10},
-              .mask = Mask({0, 7}, 20)};
+  const F fwd = LegalAttention();
   std::vector<Breakage<F>> breakages = AttentionBreakages<F>();
   breakages.push_back({"o is", [](F& p) { p.o = Cube(kT, 3); }});
   breakages.push_back({"o is bf16, must be fp32 as q", [](F& p) { p.o = Bf16(p.o); }});
@@ -394,6 +398,14 @@ TEST(Validate, Attention) {
   EXPECT_TRUE(Validate(wide).ok()) << Validate(wide);
   wide.merge = true;
   EXPECT_TRUE(Validate(wide).ok()) << Validate(wide);
+  // Columns of a wider matrix of all tokens.
+  F columns = fwd;
+  columns.lse.stride[0] = 100;
+  EXPECT_TRUE(Validate(columns).ok()) << Validate(columns);
+}
+
+TEST(Validate, AttentionBackward) {
+  const AttentionFwdParams fwd = LegalAttention();
   using B = AttentionBwdParams;
   const B bwd{.q = fwd.q,
               .k = fwd.k,
@@ -402,9 +414,10 @@ TEST(Validate, Attention) {
               .lse = fwd.lse,
               .delta = Mat(kT, kHeads),
               .dq = Cube(kT, kHeads),
-              .dk = Cube(kT, kSlots),
-              .dv = Cube(kT, kSlots),
+              .dk = Cube(kT, kSlots + 1),
+              .dv = Cube(kT, kSlots + 1),
               .kv_slot = fwd.kv_slot,
+              .grad_slot = {2, 2, 0, 0},
               .queries = fwd.queries,
               .keys = fwd.keys,
               .mask = fwd.mask};
@@ -419,16 +432,24 @@ TEST(Validate, Attention) {
   back.push_back({"dk is bf16, must be fp32", [](B& p) { p.dk = Bf16(p.dk); }});
   back.push_back({"dv is bf16, must be fp32", [](B& p) { p.dv = Bf16(p.dv); }});
   back.push_back({"dq is", [](B& p) { p.dq = Cube(5, kHeads); }});
-  back.push_back({"dk is", [](B& p) { p.dk = Cube(kT, 1); }});
+  back.push_back({"dk is [5, 3, 8], dim 0 must be 6 (tokens of k)",
+                  [](B& p) { p.dk = p.dv = Cube(5, kSlots + 1); }});
+  back.push_back({"dk is", [](B& p) { p.dk.shape[2] = p.dv.shape[2] = 4; }});
   back.push_back({"dv is", [](B& p) { p.dv = Cube(kT, 1); }});
+  back.push_back(
+      {"grad_slot.size = 3, must be the heads of q, 4", [](B& p) { p.grad_slot.pop_back(); }});
+  back.push_back(
+      {"grad_slot[3] = 3, must be in [0, 3), the slots of dk", [](B& p) { p.grad_slot[3] = 3; }});
+  back.push_back({"kv_slot and grad_slot of heads 0 and 1 are 0, 0 and 2, 1",
+                  [](B& p) { p.grad_slot[1] = 1; }});
+  back.push_back({"kv_slot and grad_slot of heads 0 and 2 are 0, 1 and 2, 2", [](B& p) {
+                    p.grad_slot = {2, 2, 2, 0};
+                  }});
   back.push_back({"dk aliases dv", [](B& p) { p.dk = p.dv; }});
   ExpectRefusals<B>("attention_bwd", bwd, back);
-  // Columns of a wider matrix of all tokens.
-  F columns = fwd;
-  B back_columns = bwd;
-  columns.lse.stride[0] = back_columns.lse.stride[0] = 100;
+  B columns = bwd;
+  columns.lse.stride[0] = 100;
   EXPECT_TRUE(Validate(columns).ok()) << Validate(columns);
-  EXPECT_TRUE(Validate(back_columns).ok()) << Validate(back_columns);
 }
 
 TEST(Validate, SwiGluAndCrossEntropy) {

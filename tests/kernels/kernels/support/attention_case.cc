@@ -184,14 +184,15 @@ AttentionBwdParams BackwardCall(const AttentionCase& c, Memory& memory) {
                           .k = memory.Input({{k, c.slots, d}, c.gap}),
                           .v = memory.Input({{k, c.slots, d}, c.gap}),
                           .dout = memory.Input({{q, heads, d}, c.gap}),
-                          .dk = memory.InOut("dk", {{k, c.slots, d}, c.gap}, 1, kW),
-                          .dv = memory.InOut("dv", {{k, c.slots, d}, c.gap}, 1, kW),
+                          .dk = memory.InOut("dk", {{k, c.slots + 1, d}, c.gap}, 1, kW),
+                          .dv = memory.InOut("dv", {{k, c.slots + 1, d}, c.gap}, 1, kW),
                           .kv_slot = c.kv_slot,
                           .queries = c.queries,
                           .keys = c.keys,
                           .mask = MaskOf(c),
                           .scale = ScaleOf(c),
                           .accumulate_dq = c.accumulate_dq};
+  for (int32_t slot : c.kv_slot) p.grad_slot.push_back(static_cast<int32_t>(c.slots) - slot);
   const Memory::Shape dq = {{q, heads, d}, c.gap};
   p.dq = c.accumulate_dq ? memory.InOut("dq", dq, 1, kW) : memory.Output("dq", dq, kW);
   // The forward that came before, in memory of its own.

@@ -36,7 +36,7 @@ void PrintTo(const AttentionCase& c, std::ostream* out);
 std::vector<AttentionCase> AttentionCases();
 
 AttentionFwdParams ForwardCall(const AttentionCase& c, Memory& memory);
-// lse and delta come from the reference.
+// lse and delta come from the reference; dk and dv have other slots than k and v.
 AttentionBwdParams BackwardCall(const AttentionCase& c, Memory& memory);
 
 }  // namespace upipe::kernels::testing

@@ -171,7 +171,7 @@ struct NaiveBackend : reference::Backend {
   static absl::Status Run(const AttentionBwdParams& p, Workspace, ExecContext&) {
     const int64_t head_dim = p.q.shape[2];
     for (int64_t head = 0; head < p.q.shape[1]; ++head) {
-      const int32_t slot = p.kv_slot[head];
+      const int32_t slot = p.kv_slot[head], grad_slot = p.grad_slot[head];
       for (int64_t i = 0; i < p.q.shape[0]; ++i) {
         std::vector<float> dq(head_dim);
         for (int64_t j = 0; j < p.k.shape[0]; ++j) {
@@ -183,8 +183,9 @@ struct NaiveBackend : reference::Backend {
               p.k.dtype);
           for (int64_t d = 0; d < head_dim; ++d) {
             dq[d] += ds * At(p.k, j, slot, d);
-            At(p.dk, j, slot, d) += ds * At(p.q, i, head, d);
-            At(p.dv, j, slot, d) += Operand(probability, p.dout.dtype) * At(p.dout, i, head, d);
+            At(p.dk, j, grad_slot, d) += ds * At(p.q, i, head, d);
+            At(p.dv, j, grad_slot, d) +=
+                Operand(probability, p.dout.dtype) * At(p.dout, i, head, d);
           }
         }
         for (int64_t d = 0; d < head_dim; ++d) {
