@@ -223,7 +223,7 @@ def methods_short(report):
     for row in method_pictures.widest(report):
         rows.append(
             [
-                f"`{row['method']}`",
+                row["method"],
                 f"{row['tokens_per_second']:,.0f}",
                 f"{row['cpu_seconds']['median']:.1f}",
                 mib1(row["device_memory"]["peak_bytes"]),
