@@ -243,6 +243,60 @@ def methods_short(report):
     return text
 
 
+def milliseconds(seconds):
+    return f"{1000 * seconds:,.1f}"
+
+
+def coordinator(report):
+    rows = []
+    for row in report["rows"]:
+        steady, silence, tick = row["steady"], row["silence"], row["steady"]["step_seconds"]["tick"]
+        submit, alone = row["submit_seconds"], row["submit_alone_seconds"]
+        rows.append(
+            [
+                f"{row['workers']:,}",
+                f"{milliseconds(submit['p50'])}, {milliseconds(submit['p99'])}",
+                f"{milliseconds(alone['p50'])}, {milliseconds(alone['p99'])}",
+                f"{milliseconds(tick['mean'])} ({milliseconds(tick['p99_at_most'])})",
+                milliseconds(silence["step_seconds"]["tick"]["mean"]),
+                f"{steady['cpu_seconds_per_second']:.2f}",
+                mib(steady["rss_bytes"]),
+                milliseconds(steady["heartbeat_ack_seconds"]["p99"]),
+                f"{row['restart_serving_seconds']:.1f}, {row['reconnect_seconds']:.1f}",
+                f"{row['return_seconds']:.1f}",
+            ]
+        )
+    head = ["workers", "submit, ms: p50, p99", "alone", "pass, ms: mean (p99 at most)", "pass, all silent"]
+    return table(
+        [*head, "CPU s/s", "RSS, MiB", "ack p99, ms", "restart, s: serving, all back", "network back, s"], rows
+    )
+
+
+def kill_soak(report):
+    # Aimed kills by the process they hit: failpoints are named `process.place`.
+    places = {
+        "trainer.": "trainer, at a named point",
+        "checkpoint.": "trainer, inside a checkpoint",
+        "worker.": "worker, at a named point",
+        "coordinator.": "coordinator, at a named point",
+        "inside STARTING": "anybody, during the rendezvous",
+        "inside STOPPING": "anybody, while the job stops",
+        "inside RESTARTING": "anybody, while the job restarts",
+        "trainer, stopped": "trainer stopped (SIGSTOP), at random",
+        "trainer": "trainer, at random",
+        "worker": "worker, at random",
+        "coordinator": "coordinator, at random",
+    }
+    counts = dict.fromkeys(places, 0)
+    for where, count in report["histogram"].items():
+        counts[next(place for place in places if where.startswith(place))] += count
+    rows = [[text, f"{counts[place]:,}"] for place, text in places.items() if counts[place]]
+    text = table(["where the kill landed", "kills"], rows)
+    text += f"\n{report['kills']:,} kills, {report['aimed']:,} of them aimed, in {report['seconds'] / 60:.0f} minutes on "
+    text += f"{report['workers']} workers: {report['jobs_ended']:,} jobs ended in {report['generations']:,} generations, "
+    return text + "each with the bits of an undisturbed run.\n"
+
+
 # Table: the results it is made of, and how.
 TABLES = {
     "attention": ("kernels", attention),
@@ -250,6 +304,8 @@ TABLES = {
     "profile": ("step", profile),
     "peer": ("peer", peer),
     "overlap": ("overlap", overlap),
+    "coordinator": ("coordinator", coordinator),
+    "kill_soak": ("kill_soak", kill_soak),
     "methods": ("methods", methods),
     "methods_compared": ("methods", methods_compared),
     "methods_profile": ("methods", methods_profile),
@@ -262,7 +318,8 @@ def render(name, folder):
     source, build = TABLES[name]
     path = os.path.join(folder, source + ".json")
     if not os.path.exists(path):
-        return f"Not run: `./dev bench {source}`.\n"
+        command = "soak faults" if source == "kill_soak" else f"bench {source}"
+        return f"Not run: `./dev {command}`.\n"
     with open(path) as file:
         report = json.load(file)
     return build(report) + provenance(report)

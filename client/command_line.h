@@ -1,6 +1,6 @@
 // The command line of `upipe`: verbs, options, their help with examples, and the one command that
-// was asked for. The only file of the client that knows CLI11; everything outside the process comes
-// in through Surroundings, so that tests parse and run it whole.
+// was asked for. Everything outside the process comes in through Surroundings, so that tests parse
+// and run it whole.
 #pragma once
 
 #include <functional>
@@ -29,6 +29,8 @@ struct Surroundings {
       connect;
   // Becomes `upipe-<verb>`; returns an exit code only when that cannot be.
   std::function<int(const std::string& verb, const std::vector<std::string>& arguments)> execute;
+  // Shows a sentence and returns the line a person types; null when nobody is there.
+  std::function<std::optional<std::string>(const std::string& sentence)> ask;
 };
 
 class CommandLine {

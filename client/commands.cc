@@ -38,6 +38,17 @@ std::string JobAnswer(const Console& console, const v1::Job& job) {
   return console.json ? RenderJson(job) : absl::StrCat(job.id(), "  ", ShownState(job), "\n");
 }
 
+// Asks for one change of a job and shows the job it answers with.
+template <typename Call>
+int Change(Console& console, const std::string& text, Call call) {
+  const absl::StatusOr<std::string> id = ResolveJob(console, text);
+  if (!id.ok()) return Report(console, id.status());
+  const absl::StatusOr<v1::Job> job = call(*id);
+  if (!job.ok()) return Report(console, job.status());
+  console.out << JobAnswer(console, *job);
+  return kExitDone;
+}
+
 // The same request until the coordinator answers: its id makes a repeated request harmless.
 absl::StatusOr<v1::Job> SubmitPersistently(Console& console, const v1::SubmitRequest& request) {
   Outage outage(console, kFirstContactLimit);
@@ -107,7 +118,13 @@ void PrintSubmitted(Console& console, const v1::Job& job, bool watch) {
 
 // The spec of a job file, its data path absolute.
 absl::StatusOr<v1::JobSpec> ReadSpec(const SubmitOptions& options) {
-  absl::StatusOr<v1::JobSpec> spec = ReadJobSpecFile(options.path, options.overrides);
+  std::vector<std::string> overrides = options.overrides;
+  if (options.priority) overrides.push_back(absl::StrCat("priority=", *options.priority));
+  if (options.time_limit) {
+    overrides.push_back(
+        absl::StrCat("time_limit_seconds=", absl::ToInt64Seconds(*options.time_limit)));
+  }
+  absl::StatusOr<v1::JobSpec> spec = ReadJobSpecFile(options.path, overrides);
   if (!spec.ok()) {
     const bool invalid = absl::IsInvalidArgument(spec.status());
     return RpcError(invalid ? Reason::kJobFileInvalid : Reason::kJobFileUnreadable,
@@ -128,6 +145,7 @@ int Submit(Console& console, const SubmitOptions& options) {
   v1::SubmitRequest request;
   request.set_request_id(options.request_id.empty() ? RandomNonce() : options.request_id);
   *request.mutable_spec() = *std::move(spec);
+  request.set_hold(options.hold);
   absl::StatusOr<v1::Job> job = SubmitPersistently(console, request);
   if (job.ok()) job = AwaitPlan(console, *std::move(job));
   if (!job.ok()) return Report(console, job.status());
@@ -166,19 +184,30 @@ int Describe(Console& console, const std::string& text) {
   return kExitDone;
 }
 
-int Cancel(Console& console, const std::string& text) {
-  const absl::StatusOr<std::string> id = ResolveJob(console, text);
-  if (!id.ok()) return Report(console, id.status());
-  const absl::StatusOr<v1::Job> job = console.coordinator.Cancel(*id);
-  if (!job.ok()) return Report(console, job.status());
-  console.out << JobAnswer(console, *job);
-  return kExitDone;
+int Cancel(Console& console, const std::string& text, std::optional<absl::Duration> grace) {
+  return Change(console, text, [&](const std::string& id) {
+    v1::CancelRequest request;
+    request.set_id(id);
+    if (grace) request.set_grace_millis(absl::ToInt64Milliseconds(*grace));
+    return console.coordinator.Cancel(request);
+  });
 }
 
-int Nodes(Console& console) {
-  const absl::StatusOr<v1::ListNodesResponse> nodes = console.coordinator.ListNodes();
-  if (!nodes.ok()) return Report(console, nodes.status());
-  console.out << (console.json ? RenderJson(*nodes) : RenderNodes(*nodes));
+int Hold(Console& console, const std::string& text) {
+  return Change(console, text, [&](const std::string& id) { return console.coordinator.Hold(id); });
+}
+
+int Release(Console& console, const std::string& text) {
+  return Change(console, text,
+                [&](const std::string& id) { return console.coordinator.Release(id); });
+}
+
+int Why(Console& console, const std::string& text) {
+  const absl::StatusOr<std::string> id = ResolveJob(console, text);
+  if (!id.ok()) return Report(console, id.status());
+  const absl::StatusOr<v1::WhyResponse> why = console.coordinator.Why(*id);
+  if (!why.ok()) return Report(console, why.status());
+  console.out << (console.json ? RenderJson(*why) : RenderWhy(*why));
   return kExitDone;
 }
 

@@ -37,7 +37,10 @@ struct Console {
 struct SubmitOptions {
   std::string path;
   std::vector<std::string> overrides;
-  std::string request_id;  // empty: a random one
+  std::optional<int> priority;               // over the file's
+  std::optional<absl::Duration> time_limit;  // over the file's; whole seconds
+  std::string request_id;                    // empty: a random one
+  bool hold = false;
   bool watch = false;
 };
 // Checks the file here first; retries the same request id while the coordinator is away; returns
@@ -54,17 +57,26 @@ struct ListOptions {
 };
 int List(Console& console, const ListOptions& options);
 int Describe(Console& console, const std::string& job);
-int Cancel(Console& console, const std::string& job);
-int Nodes(Console& console);
+// Without a grace the coordinator's own.
+int Cancel(Console& console, const std::string& job, std::optional<absl::Duration> grace);
+int Hold(Console& console, const std::string& job);
+int Release(Console& console, const std::string& job);
+// The one reason why a job is not running on, and its place in the queue.
+int Why(Console& console, const std::string& job);
+// What the coordinator knows of a job's checkpoints, and, where the folder of its spec is reached
+// from this machine, what lies there.
+int Checkpoints(Console& console, const std::string& job);
 
 struct LogsOptions {
   std::string job;
   int rank = 0;
+  int64_t generation = 0;  // 0: the latest
   bool follow = false;
   std::optional<int64_t> tail;  // last lines only
 };
-// The bytes of the log on `out`; with follow, waits for the job to start, goes on until its rank is
-// gone, and ends with one line on `err` that says how the job ended.
+// The bytes of the log on `out`; with follow, waits for the job to start, goes on through its
+// restarts, and ends with one line on `err` that says how the job ended; with a generation, when
+// that attempt's rank is gone.
 int Logs(Console& console, const LogsOptions& options);
 
 // Until the job ends or `timeout` is over.

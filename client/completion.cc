@@ -30,19 +30,21 @@ class WordReader {
     }
   }
 
-  std::optional<Candidates> Complete(const std::string& word, const JobCandidates& jobs) const {
-    if (pending_ != nullptr) return FromSource(pending_->value, word, "", jobs);
+  std::optional<Candidates> Complete(const std::string& word,
+                                     const CandidateLookups& lookups) const {
+    if (pending_ != nullptr) return FromSource(pending_->value, word, "", lookups);
     const size_t equals = word.find('=');
     if (absl::StartsWith(word, "--") && equals != std::string::npos) {
       const CompletionOption* option = FindOption(word.substr(0, equals));
       if (option == nullptr) return Candidates();
-      return FromSource(option->value, word.substr(equals + 1), word.substr(0, equals + 1), jobs);
+      return FromSource(option->value, word.substr(equals + 1), word.substr(0, equals + 1),
+                        lookups);
     }
     if (!only_positionals_ && absl::StartsWith(word, "-")) return Options(word);
     const CompletionVerb& verb = *verbs_.back();
     if (!verb.verbs.empty()) return Verbs(verb, word);
     if (positionals_ >= verb.positionals.size()) return Candidates();
-    return FromSource(verb.positionals[positionals_], word, "", jobs);
+    return FromSource(verb.positionals[positionals_], word, "", lookups);
   }
 
  private:
@@ -90,13 +92,15 @@ class WordReader {
 
   static std::optional<Candidates> FromSource(const CompletionSource& source,
                                               const std::string& word, const std::string& before,
-                                              const JobCandidates& jobs) {
+                                              const CandidateLookups& lookups) {
     Candidates found;
     switch (source.kind) {
       case CompletionSource::Kind::kFiles:
         return std::nullopt;
       case CompletionSource::Kind::kJobs:
-        return jobs(word);
+        return lookups.jobs(word);
+      case CompletionSource::Kind::kWorkers:
+        return lookups.workers(word);
       case CompletionSource::Kind::kWords:
         for (const std::string& value : source.words) {
           if (absl::StartsWith(value, word)) found.push_back({before + value, ""});
@@ -174,10 +178,10 @@ complete -c upipe -f -a '(__upipe_complete)'
 
 std::optional<std::vector<Candidate>> Complete(const CompletionVerb& program,
                                                const std::vector<std::string>& words,
-                                               const JobCandidates& jobs) {
+                                               const CandidateLookups& lookups) {
   WordReader reader(program);
   for (size_t i = 0; i + 1 < words.size(); ++i) reader.Read(words[i]);
-  return reader.Complete(words.empty() ? "" : words.back(), jobs);
+  return reader.Complete(words.empty() ? "" : words.back(), lookups);
 }
 
 std::string RenderCandidates(const std::optional<std::vector<Candidate>>& candidates) {

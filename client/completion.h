@@ -14,7 +14,7 @@ namespace upipe::client {
 
 // What may stand in one place.
 struct CompletionSource {
-  enum class Kind { kNothing, kWords, kJobs, kFiles };
+  enum class Kind { kNothing, kWords, kJobs, kWorkers, kFiles };
   Kind kind = Kind::kNothing;
   std::vector<std::string> words;  // kWords
 };
@@ -40,14 +40,18 @@ struct Candidate {
   std::string description;
 };
 
-// Ids that begin with a prefix.
-using JobCandidates = std::function<std::vector<Candidate>(const std::string& prefix)>;
+// What begins with a prefix, asked only where it may stand.
+struct CandidateLookups {
+  using Lookup = std::function<std::vector<Candidate>(const std::string& prefix)>;
+  Lookup jobs;     // ids
+  Lookup workers;  // names
+};
 
 // What the last of `words` may become; `words` follow the program's name. None: file names belong
 // there.
 std::optional<std::vector<Candidate>> Complete(const CompletionVerb& program,
                                                const std::vector<std::string>& words,
-                                               const JobCandidates& jobs);
+                                               const CandidateLookups& lookups);
 
 // What `upipe complete` prints: "word<TAB>description" a line, or ":files".
 std::string RenderCandidates(const std::optional<std::vector<Candidate>>& candidates);

@@ -122,23 +122,38 @@ absl::StatusOr<v1::Job> AwaitStart(Console& console, const std::string& id) {
   });
 }
 
-absl::Status PrintLog(Console& console, const LogsOptions& options, const std::string& id) {
-  bool may_begin = false;
-  if (options.follow) {
-    UPIPE_ASSIGN_OR_RETURN(const v1::Job job, AwaitStart(console, id));
-    may_begin = !IsTerminal(job.state());
-  }
+v1::LogsRequest RequestOf(const LogsOptions& options, const std::string& id, int64_t generation) {
   v1::LogsRequest request;
   request.set_id(id);
   request.set_rank(options.rank);
-  LogReader reader(console, request, may_begin);
-  if (options.tail.has_value()) UPIPE_RETURN_IF_ERROR(reader.PrintTail(*options.tail));
-  if (!options.follow && options.tail.has_value()) return absl::OkStatus();
-  UPIPE_RETURN_IF_ERROR(reader.Print(options.follow));
-  if (!options.follow) return absl::OkStatus();
-  UPIPE_ASSIGN_OR_RETURN(const v1::Job job, AwaitJob(console, id, [](const v1::Job& job) {
-                           return IsTerminal(job.state());
-                         }));
+  request.set_generation(generation);
+  return request;
+}
+
+absl::Status PrintLog(Console& console, const LogsOptions& options, const std::string& id) {
+  LogReader reader(console, RequestOf(options, id, options.generation), /*may_begin=*/false);
+  return options.tail.has_value() ? reader.PrintTail(*options.tail) : reader.Print(false);
+}
+
+// One attempt after the other, until the job ends, or only the one that was asked for.
+absl::Status FollowLog(Console& console, const LogsOptions& options, const std::string& id) {
+  UPIPE_ASSIGN_OR_RETURN(v1::Job job, AwaitStart(console, id));
+  int64_t generation = options.generation == 0 ? job.generation() : options.generation;
+  bool tail = options.tail.has_value();
+  while (true) {
+    const bool may_begin = !IsTerminal(job.state()) && generation == job.generation();
+    LogReader reader(console, RequestOf(options, id, generation), may_begin);
+    if (tail) UPIPE_RETURN_IF_ERROR(reader.PrintTail(*options.tail));
+    tail = false;
+    UPIPE_RETURN_IF_ERROR(reader.Print(true));
+    if (options.generation != 0) return absl::OkStatus();
+    UPIPE_ASSIGN_OR_RETURN(job, AwaitJob(console, id, [&](const v1::Job& now) {
+                             return IsTerminal(now.state()) || now.generation() > generation;
+                           }));
+    if (job.generation() <= generation) break;
+    generation = job.generation();
+    Note(console, absl::StrCat("upipe: ", id, " was started again: generation ", generation));
+  }
   Note(console, absl::StrCat("upipe: ", EndLine(job)));
   return absl::OkStatus();
 }
@@ -148,7 +163,8 @@ absl::Status PrintLog(Console& console, const LogsOptions& options, const std::s
 int Logs(Console& console, const LogsOptions& options) {
   const absl::StatusOr<std::string> id = ResolveJob(console, options.job);
   if (!id.ok()) return Report(console, id.status());
-  const absl::Status status = PrintLog(console, options, *id);
+  const absl::Status status =
+      options.follow ? FollowLog(console, options, *id) : PrintLog(console, options, *id);
   return status.ok() ? kExitDone : Report(console, status);
 }
 

@@ -54,6 +54,14 @@ int Execute(const std::string& verb, const std::vector<std::string>& arguments) 
   return kExitFailed;
 }
 
+// Of somebody at a terminal.
+std::optional<std::string> Ask(const std::string& sentence) {
+  std::cerr << sentence << std::flush;
+  std::string line;
+  if (!std::getline(std::cin, line)) return std::nullopt;
+  return line;
+}
+
 }  // namespace
 }  // namespace upipe::client
 
@@ -61,6 +69,9 @@ int main(int argc, char** argv) {
   using namespace upipe::client;
   CommandLine command_line({UPIPE_VERSION, EnvironmentValue("UPIPE_COORDINATOR"), StateDir(),
                             BinaryDir(), TerminalWidth(), std::cout, std::cerr, ConnectCoordinator,
-                            Execute});
+                            Execute,
+                            isatty(STDIN_FILENO) != 0
+                                ? std::function<std::optional<std::string>(const std::string&)>(Ask)
+                                : nullptr});
   return command_line.Run({argv + 1, argv + argc});
 }

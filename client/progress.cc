@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "client/render.h"
 #include "common/units.h"
 
@@ -68,14 +69,28 @@ void Progress::Take(const v1::StepReport& report) {
 
 std::vector<std::string> Progress::TakeNewEvents() {
   std::vector<std::string> events;
-  for (; events_seen_ < job_.events_size(); ++events_seen_) {
-    const v1::JobEvent& event = job_.events(events_seen_);
+  for (int i = FirstNewEvent(); i < job_.events_size(); ++i) {
+    const v1::JobEvent& event = job_.events(i);
     const absl::Time time = absl::FromUnixMillis(event.unix_millis());
     events.push_back(Printable(
         absl::StrCat(absl::FormatTime("%H:%M:%S", time, absl::LocalTimeZone()), "  ", event.kind(),
                      event.message().empty() ? "" : "  ", event.message())));
+    last_event_ = event;
   }
   return events;
+}
+
+// A record keeps its first event and the newest ones, so places move.
+int Progress::FirstNewEvent() const {
+  if (!last_event_.has_value()) return 0;
+  for (int i = job_.events_size() - 1; i >= 0; --i) {
+    const v1::JobEvent& event = job_.events(i);
+    if (event.unix_millis() == last_event_->unix_millis() && event.kind() == last_event_->kind() &&
+        event.message() == last_event_->message()) {
+      return i + 1;
+    }
+  }
+  return std::min(1, job_.events_size());
 }
 
 absl::Duration Progress::TimeLeft() const {
@@ -104,6 +119,7 @@ std::string Progress::Line() const {
 
 std::string Progress::Heading(size_t width) const {
   std::string heading = absl::StrCat(job_.id(), "  ", ShownState(job_));
+  if (job_.generation() > 1) absl::StrAppend(&heading, "  generation ", job_.generation());
   if (!report_.has_value()) return heading;
   const double done = Fraction(report_->step(), report_->total_steps());
   absl::StrAppend(&heading, "  step ", report_->step(), "/", report_->total_steps(), "  ");
@@ -112,6 +128,21 @@ std::string Progress::Heading(size_t width) const {
   if (bar_width >= 5) absl::StrAppend(&heading, "[", Bar(done, bar_width), "] ");
   absl::StrAppendFormat(&heading, "%.0f %%", std::floor(done * 100));
   return heading;
+}
+
+std::string Progress::Course() const {
+  std::vector<std::string> parts;
+  if (const std::string restarts = RestartsText(job_); !restarts.empty()) {
+    parts.push_back(restarts);
+    if (job_.attempts_size() > 0) {
+      parts.back() += absl::StrCat(
+          ", last: ", Printable(job_.attempts(job_.attempts_size() - 1).cause().message()));
+    }
+  }
+  if (job_.has_last_commit()) {
+    parts.push_back(absl::StrCat("last checkpoint: ", CheckpointText(job_.last_commit())));
+  }
+  return absl::StrJoin(parts, "   ");
 }
 
 void Progress::AppendMemory(size_t width, std::vector<std::string>& lines) const {
@@ -142,6 +173,7 @@ std::vector<std::string> Progress::Block(size_t width) const {
   } else if (!job_.reason().empty()) {
     lines.push_back(absl::StrCat("  ", Printable(job_.reason())));
   }
+  if (const std::string course = Course(); !course.empty()) lines.push_back("  " + course);
   for (std::string& line : lines) line.resize(std::min(line.size(), width));
   return lines;
 }

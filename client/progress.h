@@ -33,15 +33,18 @@ class Progress {
   const v1::Job& job() const { return job_; }
 
  private:
+  int FirstNewEvent() const;
   std::string Heading(size_t width) const;
+  // Restarts and the last checkpoint, in one line; empty before either.
+  std::string Course() const;
   void AppendMemory(size_t width, std::vector<std::string>& lines) const;
 
   v1::Job job_;
   std::optional<v1::StepReport> report_;
   std::optional<double> held_out_loss_;
   int64_t held_out_step_ = 0;
-  double seconds_per_step_ = 0;  // exponential mean over about ten steps
-  int events_seen_ = 0;
+  double seconds_per_step_ = 0;             // exponential mean over about ten steps
+  std::optional<v1::JobEvent> last_event_;  // told
 };
 
 }  // namespace upipe::client

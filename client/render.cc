@@ -42,14 +42,79 @@ std::string NameOf(v1::NodeState state) {
   return WithoutPrefix(v1::NodeState_Name(state), state, "NODE_STATE_");
 }
 
+std::string NameOf(v1::StopIntent intent) {
+  return WithoutPrefix(v1::StopIntent_Name(intent), intent, "STOP_INTENT_");
+}
+
 std::string NameOf(v1::SlotState state) {
   return WithoutPrefix(v1::SlotState_Name(state), state, "SLOT_STATE_");
 }
 
-std::string TimeText(int64_t unix_millis) {
-  if (unix_millis == 0) return "-";
-  return absl::FormatTime("%Y-%m-%d %H:%M:%S", absl::FromUnixMillis(unix_millis),
-                          absl::LocalTimeZone());
+// "1 of 3" against a budget.
+std::string BudgetText(int used, int budget) { return absl::StrCat(used, " of ", budget); }
+
+// What became of a job over its attempts: held, back-off, restarts, checkpoints.
+void AppendCourse(const v1::Job& job, absl::Time now, std::string& out) {
+  if (job.held()) absl::StrAppend(&out, "Held: `upipe release ", job.id(), "` lets it start\n");
+  const absl::Duration pause = absl::FromUnixMillis(job.retry_at_unix_millis()) - now;
+  if (job.state() == v1::JOB_STATE_QUEUED && pause > absl::ZeroDuration()) {
+    absl::StrAppend(&out, "Starts again: not before ", TimeText(job.retry_at_unix_millis()),
+                    ", in ", FormatTimeSpan(pause), "\n");
+  }
+  if (const std::string restarts = RestartsText(job); !restarts.empty()) {
+    const v1::RestartSpec budgets = WithDefaults(job.spec()).restarts();
+    absl::StrAppend(
+        &out, "Restarts: generation ", job.generation(), ", ", restarts, "; infrastructure ",
+        BudgetText(job.restarts().infrastructure(), budgets.infrastructure()), ", application ",
+        BudgetText(job.restarts().application(), budgets.application()), ", without progress ",
+        BudgetText(job.restarts().no_progress(), budgets.no_progress()), " in a row\n");
+  }
+  if (job.has_last_commit()) {
+    absl::StrAppend(&out, "Last checkpoint: ", CheckpointText(job.last_commit()), "\n");
+  }
+  if (job.has_resume()) {
+    absl::StrAppend(&out, "Went on from: ", CheckpointText(job.resume()), "\n");
+  }
+}
+
+// "SIGNAL, rank 2 on w1: ended by SIGKILL, .."; the operator's own doing needs no kind.
+std::string AttemptWhy(const v1::Cause& cause) {
+  std::string text;
+  if (cause.kind() != v1::CAUSE_KIND_UNSPECIFIED && cause.kind() != v1::CAUSE_KIND_USER) {
+    text = NameOf(cause.kind());
+    if (cause.has_rank()) absl::StrAppend(&text, ", rank ", cause.rank());
+    if (!cause.node().empty()) absl::StrAppend(&text, " on ", cause.node());
+    absl::StrAppend(&text, ": ");
+  }
+  return absl::StrCat(text, cause.message());
+}
+
+// How earlier attempts ended.
+void AppendAttempts(const v1::Job& job, std::string& out) {
+  if (job.attempts_size() == 0) return;
+  Rows rows = {{"GENERATION", "PLACED", "LASTED", "ENDED BY", "LAST STEP", "RANKS GONE", "WHY"}};
+  for (const v1::AttemptSummary& attempt : job.attempts()) {
+    const int presumed = attempt.ranks_presumed_gone();
+    rows.push_back({absl::StrCat(attempt.generation()), TimeText(attempt.placed_unix_millis()),
+                    FormatTimeSpan(absl::Milliseconds(attempt.ended_unix_millis() -
+                                                      attempt.placed_unix_millis())),
+                    NameOf(attempt.intent()), absl::StrCat(attempt.last_step()),
+                    absl::StrCat(attempt.ranks_proven_gone(), " proven",
+                                 presumed == 0 ? "" : absl::StrCat(", ", presumed, " presumed")),
+                    AttemptWhy(attempt.cause())});
+  }
+  absl::StrAppend(&out, "\nEarlier attempts\n", RenderTable(rows));
+  const v1::AttemptSummary& newest = *job.attempts().rbegin();
+  if (!newest.cause().evidence().empty()) {
+    absl::StrAppend(&out, "Evidence of generation ", newest.generation(), ": ",
+                    Printable(newest.cause().evidence()), "\n");
+  }
+}
+
+// Seconds of the last step that were a rank's own: not spent waiting for peers or moving bytes.
+std::string OwnTimeText(const v1::StepReport& report) {
+  if (report.step() == 0) return "-";
+  return FormatTimeSpan(absl::Seconds(report.step_seconds() - report.comm_seconds()));
 }
 
 // From start to end, or to `now` while it runs.
@@ -73,6 +138,12 @@ std::string ExitText(const Ended& ended) {
 
 std::string StepText(const v1::StepReport& report) {
   return report.total_steps() == 0 ? "-" : absl::StrCat(report.step(), "/", report.total_steps());
+}
+
+// Of a job that has not reported since it was queued again: the step it goes on from.
+std::string JobStepText(const v1::Job& job) {
+  if (job.has_last_report() || !job.has_last_commit()) return StepText(job.last_report());
+  return absl::StrCat(job.last_commit().step(), "/", job.spec().train().steps());
 }
 
 std::string LossText(double loss) { return absl::StrFormat("%.4f", loss); }
@@ -101,15 +172,16 @@ const v1::RankPlan* PlanOfRank(const v1::Job& job, int rank) {
 
 void AppendRanks(const v1::Job& job, std::string& out) {
   if (job.ranks_size() == 0) return;
-  Rows rows = {{"RANK", "NODE", "SLOT", "STATE", "EXIT", "STEP", "PLANNED PEAK", "MEASURED PEAK"}};
+  Rows rows = {{"RANK", "NODE", "SLOT", "STATE", "EXIT", "STEP", "OWN TIME/STEP", "PLANNED PEAK",
+                "MEASURED PEAK"}};
   for (const v1::RankStatus& rank : job.ranks()) {
     const v1::RankPlan* plan = PlanOfRank(job, rank.rank());
-    rows.push_back({absl::StrCat(rank.rank()), rank.node(), absl::StrCat(rank.slot()),
-                    NameOf(rank.state()), ExitText(rank), StepText(rank.last_report()),
-                    plan == nullptr ? "-" : FormatBytes(plan->memory().peak_bytes()),
-                    rank.last_report().has_memory()
-                        ? FormatBytes(rank.last_report().memory().peak_bytes())
-                        : "-"});
+    rows.push_back(
+        {absl::StrCat(rank.rank()), rank.node(), absl::StrCat(rank.slot()), NameOf(rank.state()),
+         ExitText(rank), StepText(rank.last_report()), OwnTimeText(rank.last_report()),
+         plan == nullptr ? "-" : FormatBytes(plan->memory().peak_bytes()),
+         rank.last_report().has_memory() ? FormatBytes(rank.last_report().memory().peak_bytes())
+                                         : "-"});
   }
   absl::StrAppend(&out, "\nRanks\n", RenderTable(rows));
 }
@@ -210,15 +282,6 @@ std::string Indented(absl::string_view text, int indent) {
   return out;
 }
 
-std::string SlotsSummary(const v1::Node& node) {
-  std::map<std::string, int> counts;
-  for (const v1::Slot& slot : node.slots()) ++counts[NameOf(slot.state())];
-  std::string text;
-  for (const auto& [state, count] : counts)
-    absl::StrAppend(&text, text.empty() ? "" : ", ", count, " ", state);
-  return text.empty() ? "none" : text;
-}
-
 std::string ToJson(const google::protobuf::Message& message,
                    google::protobuf::util::JsonPrintOptions options) {
   options.preserve_proto_field_names = true;
@@ -229,6 +292,38 @@ std::string ToJson(const google::protobuf::Message& message,
 }
 
 }  // namespace
+
+std::string TimeText(int64_t unix_millis) {
+  if (unix_millis == 0) return "-";
+  return absl::FormatTime("%Y-%m-%d %H:%M:%S", absl::FromUnixMillis(unix_millis),
+                          absl::LocalTimeZone());
+}
+
+std::string CheckpointText(const v1::CheckpointRef& checkpoint) {
+  return absl::StrCat("step ", checkpoint.step(), " of generation ", checkpoint.generation(), ", ",
+                      FormatBytes(checkpoint.bytes()));
+}
+
+std::string RestartsText(const v1::Job& job) {
+  const int64_t restarts = job.restarts().infrastructure() + job.restarts().application();
+  if (restarts == 0) return "";
+  if (restarts == 1) return "restarted once";
+  return restarts == 2 ? "restarted twice" : absl::StrCat("restarted ", restarts, " times");
+}
+
+std::string NodeStateText(const v1::Node& node) {
+  return absl::StrCat(NameOf(node.state()), node.cordoned() ? ", cordoned" : "",
+                      node.leaving() ? ", leaving" : "");
+}
+
+std::string SlotsText(const v1::Node& node) {
+  std::map<std::string, int> counts;
+  for (const v1::Slot& slot : node.slots()) ++counts[NameOf(slot.state())];
+  std::string text;
+  for (const auto& [state, count] : counts)
+    absl::StrAppend(&text, text.empty() ? "" : ", ", count, " ", state);
+  return text.empty() ? "none" : text;
+}
 
 std::string ShownState(const v1::Job& job) {
   if (!job.shown_state().empty()) return job.shown_state();
@@ -300,11 +395,15 @@ std::string RenderTable(const Rows& given) {
 
 std::string RenderJobs(const std::vector<v1::Job>& jobs, absl::Time now) {
   if (jobs.empty()) return "No jobs.\n";
-  Rows rows = {{"JOB", "STATE", "RANKS", "STEP", "LOSS", "SUBMITTED", "RAN FOR", "WHY"}};
+  Rows rows = {{"JOB", "STATE", "PRIORITY", "RANKS", "RESTARTS", "STEP", "LOSS", "SUBMITTED",
+                "RAN FOR", "WHY"}};
   for (const v1::Job& job : jobs) {
-    const std::string& why = job.has_cause() ? job.cause().message() : job.reason();
-    rows.push_back({job.id(), ShownState(job), absl::StrCat(job.spec().parallel().ranks()),
-                    StepText(job.last_report()),
+    const bool waits = job.state() == v1::JOB_STATE_QUEUED && !job.reason().empty();
+    const std::string& why = job.has_cause() && !waits ? job.cause().message() : job.reason();
+    rows.push_back({job.id(), ShownState(job), absl::StrCat(job.spec().priority()),
+                    absl::StrCat(job.spec().parallel().ranks()),
+                    absl::StrCat(job.restarts().infrastructure() + job.restarts().application()),
+                    JobStepText(job),
                     job.has_last_report() ? LossText(job.last_report().loss()) : "-",
                     TimeText(job.submitted_unix_millis()), RunTime(job, now), why});
   }
@@ -336,8 +435,10 @@ std::string RenderJob(const v1::Job& job, absl::Time now) {
                    "  generation: ", job.generation(), "\n");
   if (!job.reason().empty()) absl::StrAppend(&out, "Waits: ", job.reason(), "\n");
   if (job.has_cause()) absl::StrAppend(&out, "Cause:\n", RenderCause(job.cause(), 2));
+  AppendCourse(job, now, out);
   AppendProgress(job, out);
   AppendRanks(job, out);
+  AppendAttempts(job, out);
   if (job.has_plan()) {
     AppendPlan(job.plan(), out);
     AppendMemory(job, out);
@@ -347,14 +448,22 @@ std::string RenderJob(const v1::Job& job, absl::Time now) {
   return out;
 }
 
+std::string RenderWhy(const v1::WhyResponse& why) {
+  std::string text = absl::StrCat(why.job().id(), "  ", ShownState(why.job()));
+  if (why.position() > 0) absl::StrAppend(&text, "  position ", why.position(), " in the queue");
+  absl::StrAppend(&text, "\n");
+  if (why.message().empty()) return text;
+  return absl::StrCat(text, "  ", Printable(why.message()), "\n");
+}
+
 std::string RenderNodes(const v1::ListNodesResponse& nodes) {
   if (nodes.nodes_size() == 0) return "No worker has said hello yet.\n";
   Rows rows = {{"WORKER", "NODE", "STATE", "SLOTS", "MEMORY/RANK", "CONTAINMENT", "ISA", "BACKEND",
                 "METRICS", "SILENT", "VERSION"}};
   Rows busy = {{"WORKER", "SLOT", "STATE", "JOB", "GENERATION", "RANK"}};
-  std::string insecure;
+  std::string insecure, cordoned;
   for (const v1::Node& node : nodes.nodes()) {
-    rows.push_back({node.worker(), node.node_id(), NameOf(node.state()), SlotsSummary(node),
+    rows.push_back({node.worker(), node.node_id(), NodeStateText(node), SlotsText(node),
                     FormatBytes(node.memory_per_rank_bytes()), node.containment(), node.isa(),
                     node.backend(), node.metrics_address(),
                     FormatTimeSpan(absl::Seconds(node.silent_seconds())), node.version()});
@@ -362,6 +471,10 @@ std::string RenderNodes(const v1::ListNodesResponse& nodes) {
       if (slot.job_id().empty()) continue;
       busy.push_back({node.worker(), absl::StrCat(slot.index()), NameOf(slot.state()),
                       slot.job_id(), absl::StrCat(slot.generation()), absl::StrCat(slot.rank())});
+    }
+    if (node.cordoned() && !node.cordon_reason().empty()) {
+      absl::StrAppend(&cordoned, Printable(node.worker()),
+                      " is cordoned: ", Printable(node.cordon_reason()), "\n");
     }
     if (node.insecure_listen())
       absl::StrAppend(&insecure, "Warning: worker ", node.worker(),
@@ -371,9 +484,15 @@ std::string RenderNodes(const v1::ListNodesResponse& nodes) {
     absl::StrAppend(&insecure,
                     "Warning: the coordinator listens without encryption beyond loopback.\n");
   }
-  return absl::StrCat(RenderTable(rows),
-                      busy.size() > 1 ? absl::StrCat("\n", RenderTable(busy)) : "",
-                      insecure.empty() ? "" : "\n", insecure);
+  std::string coordinator;
+  if (!nodes.coordinator_version().empty()) {
+    coordinator = absl::StrCat("\nCoordinator: version ", Printable(nodes.coordinator_version()),
+                               ", epoch ", nodes.coordinator_epoch(), ", metrics at ",
+                               Printable(nodes.coordinator_metrics_address()), "\n");
+  }
+  return absl::StrCat(
+      RenderTable(rows), busy.size() > 1 ? absl::StrCat("\n", RenderTable(busy)) : "", coordinator,
+      cordoned.empty() ? "" : "\n", cordoned, insecure.empty() ? "" : "\n", insecure);
 }
 
 std::string RenderJson(const google::protobuf::Message& message) {

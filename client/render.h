@@ -23,15 +23,31 @@ std::string RenderTable(const std::vector<std::vector<std::string>>& rows);
 // One row per job, in the order given. `now` dates what is still running.
 std::string RenderJobs(const std::vector<v1::Job>& jobs, absl::Time now);
 
-// Everything about one job: state, cause, progress, ranks, plan, memory planned beside measured,
-// events, spec.
+// Everything about one job: state, cause, restarts, checkpoints, progress, ranks, earlier attempts,
+// plan, memory planned beside measured, events, spec.
 std::string RenderJob(const v1::Job& job, absl::Time now);
 
 // Why a job failed or is failing: the sentence, then rank, node, exit, evidence, last log lines.
 // Each line is indented by `indent` spaces. Empty without a cause.
 std::string RenderCause(const v1::Cause& cause, int indent);
 
+// State, the one reason, and the place in the queue.
+std::string RenderWhy(const v1::WhyResponse& why);
+
 std::string RenderNodes(const v1::ListNodesResponse& nodes);
+// "READY, cordoned, leaving".
+std::string NodeStateText(const v1::Node& node);
+// "2 BUSY, 1 FREE".
+std::string SlotsText(const v1::Node& node);
+
+// "step 400 of generation 2, 1.2 GiB".
+std::string CheckpointText(const v1::CheckpointRef& checkpoint);
+
+// "restarted twice"; empty before the first restart.
+std::string RestartsText(const v1::Job& job);
+
+// "2026-01-31 08:15:30" in local time; "-" for 0.
+std::string TimeText(int64_t unix_millis);
 
 // Protobuf JSON with the names of the proto files; unset numbers and words are printed, so fields
 // are always there.

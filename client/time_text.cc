@@ -11,7 +11,7 @@ namespace {
 constexpr absl::Duration kLongestSpan = absl::Hours(24 * 365 * 100);
 
 // "3d" and "2w" beside what absl::ParseDuration reads.
-bool ParseSpan(absl::string_view text, absl::Duration& span) {
+bool ReadSpan(absl::string_view text, absl::Duration& span) {
   if (text.empty()) return false;
   const char unit = text.back();
   if (unit == 'd' || unit == 'w') {
@@ -26,9 +26,16 @@ bool ParseSpan(absl::string_view text, absl::Duration& span) {
 
 }  // namespace
 
+absl::StatusOr<absl::Duration> ParseSpan(absl::string_view text) {
+  absl::Duration span;
+  if (ReadSpan(text, span)) return span;
+  return absl::InvalidArgumentError(
+      absl::StrCat("'", text, "' is no span of time; write 30s, 5m, 2h or 3d"));
+}
+
 absl::StatusOr<absl::Time> ParseMoment(absl::string_view text, absl::Time now) {
   absl::Duration span;
-  if (ParseSpan(text, span)) return now - span;
+  if (ReadSpan(text, span)) return now - span;
   absl::Time time;
   std::string error;
   if (absl::ParseTime(absl::RFC3339_full, text, &time, &error)) return time;

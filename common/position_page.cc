@@ -14,8 +14,9 @@
 namespace upipe {
 namespace {
 
-constexpr const char* kPassNames[] = {"idle",     "starting",  "embed",    "forward", "loss",
-                                      "backward", "optimizer", "evaluate", "done"};
+constexpr const char* kPassNames[] = {"idle", "starting",  "embed",     "forward",
+                                      "loss", "backward",  "optimizer", "evaluate",
+                                      "done", "restoring", "checkpoint"};
 
 absl::StatusOr<void*> MapPage(int fd) {
   void* memory = mmap(nullptr, sizeof(PositionPage), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -28,17 +29,6 @@ absl::StatusOr<void*> MapPage(int fd) {
 const char* NameOf(StepPass pass) {
   const auto index = static_cast<size_t>(pass);
   return index < std::size(kPassNames) ? kPassNames[index] : "unknown";
-}
-
-std::string DescribePosition(const PositionPage& page) {
-  std::string text = absl::StrCat("step ", page.step.load(), ", ",
-                                  NameOf(static_cast<StepPass>(page.pass.load())));
-  if (page.layer.load() >= 0) absl::StrAppend(&text, ", layer ", page.layer.load());
-  if (page.stage.load() >= 0) absl::StrAppend(&text, ", stage ", page.stage.load());
-  absl::StrAppend(&text,
-                  page.in_collective.load() != 0 ? ", inside collective " : ", after collective ",
-                  page.collective.load());
-  return text;
 }
 
 absl::StatusOr<PositionMapping> PositionMapping::Create() {

@@ -6,7 +6,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <string>
 
 #include "absl/status/statusor.h"
 
@@ -21,7 +20,9 @@ enum class StepPass : uint32_t {
   kBackward,
   kOptimizer,
   kEvaluate,
-  kDone
+  kDone,
+  kRestoring,
+  kCheckpoint
 };
 const char* NameOf(StepPass pass);
 
@@ -39,9 +40,6 @@ struct PositionPage {
   std::atomic<int64_t> deadline_boot_nanos{0};
 };
 static_assert(std::atomic<int64_t>::is_always_lock_free);
-
-// "step 12, backward, layer 3, stage 1, inside collective 4711"
-std::string DescribePosition(const PositionPage& page);
 
 // An anonymous shared page (memfd). Create in the worker, Open from the inherited descriptor in the
 // trainer. The mapping lives as long as the object.

@@ -1,24 +1,32 @@
 // upipe-coordinator: accepts jobs, plans and queues them, and schedules their ranks over workers.
 // SIGTERM ends it cleanly; what runs goes on at the workers and is adopted by the next coordinator
 // on the same state directory.
+#include <fcntl.h>
 #include <signal.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <iostream>
 #include <thread>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/failpoint.h"
 #include "common/log.h"
 #include "common/loopback.h"
+#include "common/parse_arguments.h"
 #include "common/status.h"
 #include "common/units.h"
 #include "coordinator/rpc/server.h"
+#include "coordinator/runtime/backup.h"
 #include "coordinator/runtime/loop.h"
+#include "coordinator/runtime/restore.h"
 #include "coordinator/runtime/step_recorder.h"
 #include "coordinator/store/sqlite_store.h"
 
@@ -41,7 +49,43 @@ struct Flags {
   double autonomy_seconds = 300;
   double margin_seconds = 10;
   double start_deadline_seconds = 120;
+  double backoff_seconds = 1;
+  double backoff_longest_seconds = 300;
+  double stall_floor_seconds = 30;
+  double settle_seconds = 10;
+  double drain_grace_seconds = 600;
+  int64_t keep_jobs = 10'000;
+  double keep_days = 90;
+  std::string restore;
+  std::string restore_sha256;
+
+  std::string store() const { return state_dir + "/coordinator.sqlite"; }
 };
+
+// What becomes of jobs that fail, stand still or have ended.
+void DeclareCare(CLI::App& app, Flags& flags) {
+  app.add_option("--backoff", flags.backoff_seconds,
+                 "seconds before a failed job starts again; doubles while it makes no progress")
+      ->capture_default_str();
+  app.add_option("--backoff-longest", flags.backoff_longest_seconds,
+                 "seconds at which the doubling ends")
+      ->capture_default_str();
+  app.add_option("--stall-floor", flags.stall_floor_seconds,
+                 "shortest time in seconds that all ranks may stand still; longer for long stages")
+      ->capture_default_str();
+  app.add_option("--settle", flags.settle_seconds,
+                 "seconds that workers heard of so lately are waited for")
+      ->capture_default_str();
+  app.add_option("--drain-grace", flags.drain_grace_seconds,
+                 "seconds jobs of a drained worker, or past their time limit, have to checkpoint")
+      ->capture_default_str();
+  app.add_option("--keep-jobs", flags.keep_jobs, "records of ended jobs that are kept, the newest")
+      ->check(CLI::Range(int64_t{1}, int64_t{1'000'000}))
+      ->capture_default_str();
+  app.add_option("--keep-days", flags.keep_days, "days after which records of ended jobs go")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+}
 
 void Declare(CLI::App& app, Flags& flags) {
   app.add_option("--listen", flags.listen, "host:port to serve on; port 0 = any free one")
@@ -66,6 +110,14 @@ void Declare(CLI::App& app, Flags& flags) {
   app.add_option("--start-deadline", flags.start_deadline_seconds,
                  "seconds from launch until every rank must be ready")
       ->capture_default_str();
+  DeclareCare(app, flags);
+  app.add_option("--restore", flags.restore,
+                 "make the state of a new --state-dir from this file of `upipe admin backup`, then "
+                 "exit")
+      ->check(CLI::ExistingFile);
+  app.add_option("--restore-sha256", flags.restore_sha256,
+                 "refuse the file unless this is its checksum")
+      ->needs("--restore");
 }
 
 Timing TimingOf(const Flags& flags) {
@@ -73,7 +125,12 @@ Timing TimingOf(const Flags& flags) {
           .kill_bound = absl::Seconds(flags.kill_bound_seconds),
           .autonomy = absl::Seconds(flags.autonomy_seconds),
           .margin = absl::Seconds(flags.margin_seconds),
-          .start_deadline = absl::Seconds(flags.start_deadline_seconds)};
+          .start_deadline = absl::Seconds(flags.start_deadline_seconds),
+          .backoff_first = absl::Seconds(flags.backoff_seconds),
+          .backoff_longest = absl::Seconds(flags.backoff_longest_seconds),
+          .stall_floor = absl::Seconds(flags.stall_floor_seconds),
+          .settle = absl::Seconds(flags.settle_seconds),
+          .drain_grace = absl::Seconds(flags.drain_grace_seconds)};
 }
 
 // Readers see the whole address or no file.
@@ -91,15 +148,26 @@ absl::Status WriteAddressFile(const std::string& path, const std::string& addres
   return absl::OkStatus();
 }
 
-absl::Status PrepareStateDir(Flags& flags) {
+// Makes the folder when it is missing, so that a loss of power does not take it away again.
+absl::Status MakeStateDir(const std::string& state_dir) {
+  namespace fs = std::filesystem;
   std::error_code error;
-  if (std::filesystem::create_directories(flags.state_dir, error)) {
-    std::filesystem::permissions(flags.state_dir, std::filesystem::perms::owner_all, error);
+  if (fs::create_directories(state_dir, error)) {
+    fs::permissions(state_dir, fs::perms::owner_all, error);
+    for (fs::path folder = fs::absolute(state_dir); folder != folder.root_path();) {
+      folder = folder.parent_path();
+      const int descriptor = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+      if (descriptor < 0) break;  // not ours to read, so not ours to have made it
+      fsync(descriptor);
+      close(descriptor);
+    }
   }
-  if (error) {
-    return absl::UnavailableError(
-        absl::StrCat("cannot create ", flags.state_dir, ": ", error.message()));
-  }
+  if (!error) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat("cannot create ", state_dir, ": ", error.message()));
+}
+
+absl::Status FindPlanner(Flags& flags) {
+  std::error_code error;
   if (flags.plan_binary.empty()) {
     const auto self = std::filesystem::read_symlink("/proc/self/exe", error);
     flags.plan_binary = (self.parent_path() / "upipe-plan").string();
@@ -120,22 +188,38 @@ absl::Status PreparePlanDir(const std::string& dir) {
   return absl::UnavailableError(absl::StrCat("cannot empty ", dir, ": ", error.message()));
 }
 
+// What this coordinator runs with, every default filled in.
+std::vector<std::string> ConfigurationOf(const Flags& flags) {
+  const Timing timing = TimingOf(flags);
+  const auto span = [](const char* name, absl::Duration duration) {
+    return absl::StrCat(name, "=", absl::FormatDuration(duration));
+  };
+  return {absl::StrCat("state-dir=", flags.state_dir),
+          absl::StrCat("plan-binary=", flags.plan_binary),
+          absl::StrCat("insecure-listen=", flags.insecure_listen ? "true" : "false"),
+          span("heartbeat", timing.heartbeat),
+          span("kill-bound", timing.kill_bound),
+          span("autonomy", timing.autonomy),
+          span("margin", timing.margin),
+          span("expiry", timing.Expiry()),
+          span("start-deadline", timing.start_deadline),
+          span("backoff", timing.backoff_first),
+          span("backoff-longest", timing.backoff_longest),
+          span("stall-floor", timing.stall_floor),
+          span("settle", timing.settle),
+          span("drain-grace", timing.drain_grace),
+          absl::StrCat("keep-jobs=", flags.keep_jobs),
+          absl::StrCat("keep-days=", flags.keep_days),
+          absl::StrCat("ballast-bytes=", kBallastBytes),
+          absl::StrCat("metrics-leave-bytes=", kMetricsLeaveBytes)};
+}
+
 void PrintConfiguration(const Flags& flags, const Loop& loop, const std::string& address,
                         const std::string& metrics_address) {
-  const Timing timing = TimingOf(flags);
   UPIPE_LOG(INFO) << "serving on " << address << " (plaintext"
                   << (flags.insecure_listen ? ", --insecure-listen: beyond loopback allowed" : "")
                   << "), metrics on " << metrics_address << ", epoch " << loop.epoch();
-  UPIPE_LOG(INFO) << "configuration: state-dir=" << flags.state_dir
-                  << " plan-binary=" << flags.plan_binary
-                  << " heartbeat=" << absl::FormatDuration(timing.heartbeat)
-                  << " kill-bound=" << absl::FormatDuration(timing.kill_bound)
-                  << " autonomy=" << absl::FormatDuration(timing.autonomy)
-                  << " margin=" << absl::FormatDuration(timing.margin)
-                  << " expiry=" << absl::FormatDuration(timing.Expiry())
-                  << " start-deadline=" << absl::FormatDuration(timing.start_deadline)
-                  << " ballast=" << FormatBytes(kBallastBytes) << " metrics=" << flags.state_dir
-                  << "/jobs/JOB/metrics.jsonl, leaving " << FormatBytes(kMetricsLeaveBytes);
+  UPIPE_LOG(INFO) << "configuration: " << absl::StrJoin(ConfigurationOf(flags), " ");
 }
 
 // Signals are blocked in every thread; returns the one that came.
@@ -143,6 +227,20 @@ int AwaitSignal(const sigset_t& signals) {
   int signal = 0;
   sigwait(&signals, &signal);
   return signal;
+}
+
+// All but the callbacks.
+Loop::Options LoopOptionsOf(const Flags& flags, const std::string& metrics_address) {
+  Loop::Options options;
+  options.timing = TimingOf(flags);
+  options.retention = {flags.keep_jobs, absl::Hours(24) * flags.keep_days};
+  options.planner.binary = flags.plan_binary;
+  options.planner.work_dir = flags.state_dir + "/plan";
+  options.insecure_listen = flags.insecure_listen;
+  options.version = UPIPE_VERSION;
+  options.metrics_address = metrics_address;
+  options.configuration = ConfigurationOf(flags);
+  return options;
 }
 
 absl::Status Serve(Flags flags) {
@@ -153,9 +251,9 @@ absl::Status Serve(Flags flags) {
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   signal(SIGPIPE, SIG_IGN);
   UPIPE_RETURN_IF_ERROR(TimingOf(flags).Validate());
-  UPIPE_RETURN_IF_ERROR(PrepareStateDir(flags));
-  UPIPE_ASSIGN_OR_RETURN(std::unique_ptr<SqliteStore> store,
-                         SqliteStore::Open(flags.state_dir + "/coordinator.sqlite"));
+  UPIPE_RETURN_IF_ERROR(MakeStateDir(flags.state_dir));
+  UPIPE_RETURN_IF_ERROR(FindPlanner(flags));
+  UPIPE_ASSIGN_OR_RETURN(std::unique_ptr<SqliteStore> store, SqliteStore::Open(flags.store()));
   UPIPE_RETURN_IF_ERROR(PreparePlanDir(flags.state_dir + "/plan"));
   Ballast ballast(flags.state_dir, kBallastBytes);
   // On a full disk this makes room for the start itself; submits are judged later.
@@ -170,11 +268,7 @@ absl::Status Serve(Flags flags) {
   UPIPE_ASSIGN_OR_RETURN(std::unique_ptr<Metrics> metrics, Metrics::Serve(flags.metrics_listen));
   StepRecorder steps({.jobs_dir = flags.state_dir + "/jobs", .min_free_bytes = kMetricsLeaveBytes});
   LogRelay logs;
-  Loop::Options options;
-  options.timing = TimingOf(flags);
-  options.planner.binary = flags.plan_binary;
-  options.planner.work_dir = flags.state_dir + "/plan";
-  options.insecure_listen = flags.insecure_listen;
+  Loop::Options options = LoopOptionsOf(flags, metrics->address());
   options.on_tick = [&logs, patience = options.timing.kill_bound](BootTime now) {
     logs.Expire(now, patience);
   };
@@ -182,13 +276,20 @@ absl::Status Serve(Flags flags) {
     steps.Record(job_id, report);
   };
   options.on_failed = [](absl::Status status) {
-    UPIPE_LOG(ERROR) << "the store failed, ending at once: " << status;
+    UPIPE_LOG(ERROR)
+        << "the store failed and the coordinator ends, for what is durable is unknown: "
+        << status.message() << "; start it again, jobs go on at the workers meanwhile";
     _exit(kExitStoreFailed);
   };
   UPIPE_ASSIGN_OR_RETURN(std::unique_ptr<Loop> loop,
                          Loop::Create(std::move(options), *store, ballast, metrics.get()));
-  UPIPE_ASSIGN_OR_RETURN(std::unique_ptr<Server> server,
-                         Server::Listen({flags.listen, flags.insecure_listen}, *loop, logs));
+  BackupThread backups({.store_path = flags.store(),
+                        .copy_path = flags.state_dir + "/backup.sqlite",
+                        .min_free_bytes = 2 * kBallastBytes},
+                       *loop);
+  UPIPE_ASSIGN_OR_RETURN(
+      std::unique_ptr<Server> server,
+      Server::Listen({flags.listen, flags.insecure_listen}, *loop, logs, backups));
   PrintConfiguration(flags, *loop, server->address(), metrics->address());
   std::thread deciding([&] { loop->Run(); });
   absl::Status status;
@@ -206,6 +307,16 @@ absl::Status Serve(Flags flags) {
   return status;
 }
 
+absl::Status Restore(const Flags& flags) {
+  UPIPE_RETURN_IF_ERROR(MakeStateDir(flags.state_dir));
+  UPIPE_ASSIGN_OR_RETURN(const Restored restored,
+                         RestoreStore(flags.restore, flags.restore_sha256, flags.store()));
+  std::cout << flags.store() << " restored from " << flags.restore << ": "
+            << FormatBytes(restored.bytes) << ", revision " << restored.revision << ", "
+            << restored.jobs << " jobs; start the coordinator on this --state-dir" << std::endl;
+  return absl::OkStatus();
+}
+
 }  // namespace
 }  // namespace upipe::coordinator
 
@@ -214,8 +325,15 @@ int main(int argc, char** argv) {
   CLI::App app{"UPipe coordinator: accepts, plans, queues and schedules training jobs."};
   upipe::coordinator::Flags flags;
   upipe::coordinator::Declare(app, flags);
-  CLI11_PARSE(app, argc, argv);
-  const absl::Status status = upipe::coordinator::Serve(flags);
+  if (const std::optional<int> over = upipe::ParseArguments(app, argc, argv)) return *over;
+  if (const absl::Status armed =
+          upipe::ArmFailpoints(getenv("UPIPE_FAILPOINT"), getenv("UPIPE_FAILPOINT_FILE"));
+      !armed.ok()) {
+    std::cerr << "upipe-coordinator: " << armed.message() << std::endl;
+    return 1;
+  }
+  const absl::Status status =
+      flags.restore.empty() ? upipe::coordinator::Serve(flags) : upipe::coordinator::Restore(flags);
   if (status.ok()) return 0;
   std::cerr << "upipe-coordinator: " << status.message() << std::endl;
   return 1;

@@ -201,7 +201,7 @@ absl::StatusOr<RankDryRun> DryRunRank(const v1::RunPlan& plan, int rank) {
   UPIPE_ASSIGN_OR_RETURN(auto step, train::TrainStep::Create(context, plan));
   device->ResetCounts();
   const comm::CommStats before = comm.stats();
-  UPIPE_RETURN_IF_ERROR(step->AnyRank(false).status());
+  UPIPE_RETURN_IF_ERROR(step->Vote({}).status());
   const std::vector<train::HostTokens> micro_steps(spec.train().gradient_accumulation());
   UPIPE_RETURN_IF_ERROR(step->Run(1, micro_steps).status());
   const comm::CommStats after = comm.stats();

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/machine.h"
+#include "common/parse_arguments.h"
 #include "common/spec/yaml_spec.h"
 #include "common/status.h"
 #include "common/units.h"
@@ -80,7 +81,7 @@ int Main(int argc, char** argv) {
                    ->excludes(job);
   app.add_option("--output", flags.output_file, "write a binary PlanResult here, refusals included")
       ->needs(spec);
-  CLI11_PARSE(app, argc, argv);
+  if (const std::optional<int> over = ParseArguments(app, argc, argv)) return *over;
   if (flags.job_file.empty() && flags.spec_file.empty()) {
     std::cerr << "upipe-plan: name a job file; see upipe plan --help\n";
     return 2;

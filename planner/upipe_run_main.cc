@@ -1,23 +1,35 @@
 // upipe-run: the same job in one process, ranks as threads over the inproc communicator, no
 // daemons.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <atomic>
 #include <csignal>
+#include <cstdlib>
 #include <fstream>
 #include <iostream>
+#include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "common/cpu_placement.h"
+#include "common/failpoint.h"
+#include "common/ids.h"
 #include "common/machine.h"
 #include "common/metrics/step_line.h"
+#include "common/parse_arguments.h"
 #include "common/spec/yaml_spec.h"
 #include "common/status.h"
 #include "common/units.h"
+#include "engine/checkpoint/job_folder.h"
+#include "engine/checkpoint/writer.h"
 #include "engine/comm/inproc/inproc_communicator.h"
+#include "engine/train/checkpointing.h"
 #include "engine/train/rank_run.h"
 #include "kernels/cpu/isa.h"
 #include "planner/plan.h"
@@ -47,6 +59,21 @@ class Reporter {
   bool Flush() {
     if (metrics_.is_open()) metrics_.flush();
     return ok();
+  }
+
+  void OnCheckpoint(const v1::CheckpointRef& ref) {
+    const std::lock_guard lock(mutex_);
+    if (quiet_) return;
+    std::cout << absl::StrFormat("checkpoint of step %d  %s  %.2f s  content_sha256 %s", ref.step(),
+                                 FormatBytes(ref.bytes()), ref.write_seconds(),
+                                 ref.content_sha256())
+              << std::endl;
+  }
+  // Also when quiet: the run goes on without it.
+  void OnProblem(const v1::CheckpointProblem& problem) {
+    const std::lock_guard lock(mutex_);
+    std::cerr << "upipe-run: checkpoint of step " << problem.step() << ": " << problem.message()
+              << std::endl;
   }
 
   void OnStep(int rank, const v1::StepReport& report) {
@@ -85,8 +112,80 @@ std::string DescribeClaims(const absl::StatusOr<std::vector<CpuClaim>>& claims) 
   });
 }
 
+// The checkpoints of a run without a coordinator: its folder is called by the job's name, and what
+// is old is deleted as soon as something newer is committed.
+class LocalCheckpoints {
+ public:
+  // Null where the job has no checkpoint path. FailedPrecondition when another process trains into
+  // the folder, or what lies there is none to go on from.
+  static absl::StatusOr<std::unique_ptr<LocalCheckpoints>> Open(const v1::RunPlan& plan,
+                                                                Reporter& reporter) {
+    const v1::JobSpec& spec = plan.spec();
+    if (spec.checkpoint().path().empty()) return nullptr;
+    UPIPE_ASSIGN_OR_RETURN(checkpoint::JobFolder folder,
+                           checkpoint::JobFolder::Open(spec.checkpoint().path(), spec.name()));
+    std::unique_ptr<LocalCheckpoints> local(new LocalCheckpoints(std::move(folder)));
+    UPIPE_RETURN_IF_ERROR(local->folder_.Lock());
+    UPIPE_ASSIGN_OR_RETURN(const int64_t generation, local->folder_.NextGeneration());
+    local->owner_.set_job_id(spec.name());
+    local->owner_.set_generation(generation);
+    local->owner_.set_nonce(RandomNonce());
+    UPIPE_RETURN_IF_ERROR(local->folder_.Claim(local->owner_));
+    UPIPE_ASSIGN_OR_RETURN(const checkpoint::ResumeChoice choice,
+                           local->folder_.FindNewest(train::CheckpointFacts(plan)));
+    for (const v1::CheckpointProblem& problem : choice.passed_over) reporter.OnProblem(problem);
+    const bool all_unfinished = std::all_of(
+        choice.passed_over.begin(), choice.passed_over.end(),
+        [&](const v1::CheckpointProblem& problem) {
+          const auto step = local->folder_.OpenStep({problem.generation(), problem.step()});
+          return step.ok() && !step->OpenFile(checkpoint::kManifestName).ok();
+        });
+    if (!choice.newest && !all_unfinished) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "none of the checkpoints in ", local->folder_.path(),
+          " can be gone on from; use another name or checkpoint.path, or delete them"));
+    }
+    local->resume_ = choice.newest;
+    for (int rank = 0; rank < spec.parallel().ranks(); ++rank) {
+      local->writers_.push_back(local->MakeWriter(plan, rank, reporter));
+    }
+    return local;
+  }
+
+  checkpoint::Writer* writer(int rank) { return writers_[rank].get(); }
+  const v1::CheckpointRef* resume() const { return resume_ ? &*resume_ : nullptr; }
+
+ private:
+  explicit LocalCheckpoints(checkpoint::JobFolder folder) : folder_(std::move(folder)) {}
+
+  std::unique_ptr<checkpoint::Writer> MakeWriter(const v1::RunPlan& plan, int rank,
+                                                 Reporter& reporter) {
+    return std::make_unique<checkpoint::Writer>(checkpoint::WriterOptions{
+        .folder = folder_,
+        .owner = owner_,
+        .rank = rank,
+        .num_ranks = plan.spec().parallel().ranks(),
+        .facts = train::CheckpointFacts(plan),
+        .arithmetic = absl::StrCat(kernels::Arithmetic(), ", upipe ", UPIPE_VERSION),
+        .patience = train::CheckpointPatience(plan),
+        .on_committed =
+            [this, rank, keep = plan.spec().checkpoint().keep(),
+             &reporter](const v1::CheckpointRef& ref) {
+              reporter.OnCheckpoint(ref);
+              writers_[rank]->Retain(ref, keep);
+            },
+        .on_problem =
+            [&reporter](const v1::CheckpointProblem& problem) { reporter.OnProblem(problem); }});
+  }
+
+  checkpoint::JobFolder folder_;
+  v1::CheckpointOwner owner_;
+  std::optional<v1::CheckpointRef> resume_;
+  std::vector<std::unique_ptr<checkpoint::Writer>> writers_;  // [ranks]
+};
+
 absl::Status RunRanks(const v1::RunPlan& plan, const std::vector<CpuClaim>& claims,
-                      Reporter& reporter) {
+                      LocalCheckpoints* checkpoints, Reporter& reporter) {
   const int ranks = plan.spec().parallel().ranks();
   std::vector<std::unique_ptr<kernels::Device>> devices;
   const auto cpus_of = [&claims](int rank) {
@@ -110,6 +209,8 @@ absl::Status RunRanks(const v1::RunPlan& plan, const std::vector<CpuClaim>& clai
           .device = *devices[rank],
           .on_step = [&, rank](const v1::StepReport& report) { reporter.OnStep(rank, report); },
           .stop_requested = &stop_requested,
+          .writer = checkpoints == nullptr ? nullptr : checkpoints->writer(rank),
+          .resume = checkpoints == nullptr ? nullptr : checkpoints->resume(),
       });
     });
   }
@@ -137,7 +238,12 @@ absl::Status Run(const Flags& flags) {
   if (!reporter.ok()) {
     return absl::PermissionDeniedError(absl::StrCat("cannot write ", flags.metrics_file));
   }
-  UPIPE_RETURN_IF_ERROR(RunRanks(plan, *claims, reporter));
+  UPIPE_ASSIGN_OR_RETURN(const std::unique_ptr<LocalCheckpoints> checkpoints,
+                         LocalCheckpoints::Open(plan, reporter));
+  if (checkpoints && checkpoints->resume() != nullptr && !flags.quiet) {
+    std::cout << "goes on from the checkpoint of step " << checkpoints->resume()->step() << "\n";
+  }
+  UPIPE_RETURN_IF_ERROR(RunRanks(plan, *claims, checkpoints.get(), reporter));
   if (reporter.Flush()) return absl::OkStatus();
   return absl::ResourceExhaustedError(
       absl::StrCat("trained, but ", flags.metrics_file, " lacks records: writing to it failed"));
@@ -145,7 +251,9 @@ absl::Status Run(const Flags& flags) {
 
 int Main(int argc, char** argv) {
   CLI::App app{
-      "Runs a job in this process, one thread per rank, without daemons.\n"
+      "Runs a job in this process, one thread per rank, without daemons. With a checkpoint "
+      "section\n"
+      "it goes on from the newest whole checkpoint in PATH/<name>; Ctrl-C checkpoints and leaves.\n"
       "Example: upipe run deploy/samples/tiny.yaml --set train.steps=20"};
   Flags flags;
   app.add_option("job", flags.job_file, "job file (YAML)")->required();
@@ -157,7 +265,13 @@ int Main(int argc, char** argv) {
                "let the kernel choose the CPUs of ranks (default: each rank its own, where there "
                "are enough)");
   app.add_flag("--quiet", flags.quiet, "print nothing but errors");
-  CLI11_PARSE(app, argc, argv);
+  if (const std::optional<int> over = ParseArguments(app, argc, argv)) return *over;
+  if (const absl::Status armed =
+          ArmFailpoints(getenv("UPIPE_FAILPOINT"), getenv("UPIPE_FAILPOINT_FILE"));
+      !armed.ok()) {
+    std::cerr << "upipe-run: " << armed.message() << "\n";
+    return 2;
+  }
   std::signal(SIGINT, [](int) { stop_requested = true; });
   std::signal(SIGTERM, [](int) { stop_requested = true; });
   const absl::Status status = Run(flags);

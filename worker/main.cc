@@ -6,15 +6,19 @@
 
 #include <CLI/CLI.hpp>
 #include <atomic>
+#include <cstdlib>
 #include <filesystem>
+#include <functional>
 #include <iostream>
 #include <string>
 #include <thread>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "common/failpoint.h"
 #include "common/log.h"
 #include "common/machine.h"
+#include "common/parse_arguments.h"
 #include "common/status.h"
 #include "common/units.h"
 #include "worker/runtime/worker_daemon.h"
@@ -35,12 +39,14 @@ std::string DefaultStateDir(const std::string& worker) {
   return "";
 }
 
-// What trainers inherit: everything but our own variables and the thread counts the plan pins.
+// What trainers inherit: everything but our own variables, tests' failpoints excepted, and the
+// thread counts the plan pins.
 std::vector<std::string> TrainerEnvironment() {
   std::vector<std::string> kept;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string text = *entry;
-    if (absl::StartsWith(text, "UPIPE_") || absl::StartsWith(text, "OMP_NUM_THREADS=") ||
+    if ((absl::StartsWith(text, "UPIPE_") && !absl::StartsWith(text, "UPIPE_FAILPOINT")) ||
+        absl::StartsWith(text, "OMP_NUM_THREADS=") ||
         absl::StartsWith(text, "OPENBLAS_NUM_THREADS=") ||
         absl::StartsWith(text, "UCX_HANDLE_ERRORS=")) {
       continue;
@@ -63,6 +69,8 @@ std::string BestIsa() {
 struct Flags {
   WorkerOptions options;
   std::string memory_per_rank;
+  std::string log_bytes = "4GiB";
+  std::string leave_grace = "10m";
 };
 
 void Declare(CLI::App& app, Flags& flags) {
@@ -83,6 +91,16 @@ void Declare(CLI::App& app, Flags& flags) {
                "Allow plaintext metrics on other addresses than loopback");
   app.add_option("--backend", o.backend, "Backend of this node's ranks")
       ->check(CLI::IsMember({"cpu"}))
+      ->capture_default_str();
+  app.add_option("--transport-interface", o.transport_interface,
+                 "Network interfaces between nodes, comma-separated, e.g. eth1")
+      ->capture_default_str();
+  app.add_option("--log-bytes", flags.log_bytes,
+                 "Disk for logs and step records of ended ranks; the oldest attempts go first")
+      ->capture_default_str();
+  app.add_option("--leave-grace", flags.leave_grace,
+                 "After SIGTERM: how long ranks have to checkpoint and leave before they are "
+                 "killed; a second SIGTERM or SIGINT kills them at once")
       ->capture_default_str();
   app.add_flag("!--no-cgroup", o.allow_cgroup,
                "Hold trainers by subreaper although cgroup2 is writable");
@@ -109,6 +127,11 @@ absl::Status FillDefaults(Flags& flags) {
   } else {
     UPIPE_ASSIGN_OR_RETURN(o.memory_per_rank_bytes, ParseBytes(flags.memory_per_rank));
   }
+  UPIPE_ASSIGN_OR_RETURN(o.log_bytes, ParseBytes(flags.log_bytes));
+  if (!absl::ParseDuration(flags.leave_grace, &o.leave_grace)) {
+    return absl::InvalidArgumentError(absl::StrCat("--leave-grace '", flags.leave_grace,
+                                                   "' is no duration: write 90s, 10m or 1h30m"));
+  }
   o.environment = TrainerEnvironment();
   o.isa = BestIsa();
   o.version = UPIPE_VERSION;
@@ -118,11 +141,15 @@ absl::Status FillDefaults(Flags& flags) {
 // SIGTERM and SIGINT, taken by a thread of their own; blocked in every other one.
 class StopSignals {
  public:
-  explicit StopSignals(std::function<void()> stop) {
-    thread_ = std::thread([this, stop = std::move(stop)] {
-      int signal = 0;
-      sigwait(&signals_, &signal);
-      if (!done_) stop();
+  // `first` at the first signal, `again` at each later one.
+  StopSignals(std::function<void()> first, std::function<void()> again) {
+    thread_ = std::thread([this, first = std::move(first), again = std::move(again)] {
+      for (bool seen = false;; seen = true) {
+        int signal = 0;
+        sigwait(&signals_, &signal);
+        if (done_) return;
+        (seen ? again : first)();
+      }
     });
   }
   ~StopSignals() {
@@ -156,8 +183,14 @@ int Main(int argc, char** argv) {
   app.set_version_flag("--version", UPIPE_VERSION);
   Flags flags;
   Declare(app, flags);
-  CLI11_PARSE(app, argc, argv);
+  if (const std::optional<int> over = ParseArguments(app, argc, argv)) return *over;
   if (absl::Status status = FillDefaults(flags); !status.ok()) {
+    std::cerr << "upipe-worker: " << status.message() << "\n";
+    return 2;
+  }
+  if (absl::Status status =
+          ArmFailpoints(getenv("UPIPE_FAILPOINT"), getenv("UPIPE_FAILPOINT_FILE"));
+      !status.ok()) {
     std::cerr << "upipe-worker: " << status.message() << "\n";
     return 2;
   }
@@ -170,7 +203,8 @@ int Main(int argc, char** argv) {
   std::cout << (*daemon)->Configuration() << std::endl;
   absl::Status status;
   {
-    const StopSignals stop([&] { (*daemon)->RequestShutdown(); });
+    const StopSignals stop([&] { (*daemon)->RequestLeave(); },
+                           [&] { (*daemon)->RequestShutdown(); });
     status = (*daemon)->Run();
   }
   if (!status.ok()) {

@@ -19,12 +19,16 @@
 #include "absl/strings/str_cat.h"
 #include "common/clock.h"
 #include "common/cpu_placement.h"
+#include "common/failpoint.h"
 #include "common/log.h"
 #include "common/position_page.h"
 #include "common/status.h"
 #include "common/units.h"
+#include "engine/checkpoint/job_folder.h"
+#include "engine/checkpoint/writer.h"
 #include "engine/comm/ucx/ucx_communicator.h"
 #include "engine/parallel/plan_hash.h"
+#include "engine/train/checkpointing.h"
 #include "engine/train/rank_run.h"
 #include "kernels/cpu/isa.h"
 #include "worker/rpc/trainer_link.h"
@@ -35,6 +39,9 @@ namespace {
 constexpr auto kDeadlineLook = std::chrono::milliseconds(100);
 constexpr absl::Duration kCommandPatience = absl::Minutes(10);  // the worker kills us long before
 constexpr absl::Duration kFarewellPatience = absl::Seconds(5);
+constexpr absl::Duration kRetainPatience = absl::Seconds(5);
+constexpr absl::Duration kPatienceAtEnd = absl::Hours(1);     // for somebody to make room on a disk
+constexpr absl::Duration kOwnerPatience = absl::Seconds(20);  // what a shared file system may hide
 
 std::atomic<bool> stop_requested{false};
 
@@ -43,6 +50,7 @@ struct Environment {
   v1::RankRef ref;
   int position_fd = -1;
   bool place = true;  // on CPUs of its own
+  comm::UcxOptions ucx;
 };
 
 absl::StatusOr<Environment> ReadEnvironment() {
@@ -65,6 +73,17 @@ absl::StatusOr<Environment> ReadEnvironment() {
         "upipe-worker starts this");
   }
   environment.place = read("UPIPE_CPU_PLACEMENT") != "off";
+  if (std::string devices = read("UPIPE_TRANSPORT_INTERFACE"); !devices.empty()) {
+    environment.ucx.tcp_devices = std::move(devices);
+  }
+  if (const std::string text = read("UPIPE_PEER_SILENCE"); !text.empty()) {
+    double seconds = 0;
+    if (!absl::SimpleAtod(text, &seconds) || !(seconds > 0)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("UPIPE_PEER_SILENCE is '", text, "', not a number of seconds above 0"));
+    }
+    environment.ucx.peer_silence = absl::Seconds(seconds);
+  }
   fence.set_generation(generation);
   environment.ref.set_rank(rank);
   return environment;
@@ -78,7 +97,25 @@ class Orders {
     if (command.has_assignment()) assignment_ = command.assignment();
     if (command.has_peers()) peers_ = command.peers();
     if (command.has_stop()) stop_requested = true;
+    if (command.has_retain()) {
+      retain_ = command.retain();
+      retained_step_ = command.retain().newest().step();
+      PassRetain();
+    }
     changed_.notify_all();
+  }
+  // Until the order comes that follows the commit of `step`: the last is worth a short wait.
+  void AwaitRetain(int64_t step) {
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, absl::ToChronoSeconds(kRetainPatience),
+                      [&] { return retained_step_ >= step; });
+  }
+  // Who carries out orders to delete checkpoints, the latest that has come among them; null from
+  // the moment it goes.
+  void SetWriter(checkpoint::Writer* writer) {
+    std::lock_guard lock(mutex_);
+    writer_ = writer;
+    PassRetain();
   }
   absl::StatusOr<v1::Assignment> AwaitAssignment() { return Await(assignment_, "an assignment"); }
   absl::StatusOr<v1::Peers> AwaitPeers() { return Await(peers_, "its peers' addresses"); }
@@ -96,10 +133,19 @@ class Orders {
                                                     absl::FormatDuration(kCommandPatience)));
   }
 
+  void PassRetain() {
+    if (writer_ == nullptr || !retain_) return;
+    writer_->Retain(retain_->newest(), retain_->keep());
+    retain_.reset();
+  }
+
   std::mutex mutex_;
   std::condition_variable changed_;
   std::optional<v1::Assignment> assignment_;
   std::optional<v1::Peers> peers_;
+  std::optional<v1::RetainCheckpoints> retain_;  // not yet passed on
+  int64_t retained_step_ = 0;
+  checkpoint::Writer* writer_ = nullptr;
 };
 
 // CPUs for one rank alone, with every thread of this process on them. An error, in words for the
@@ -202,8 +248,8 @@ class DeadlineWatch {
 
 class Trainer {
  public:
-  Trainer(TrainerLink& link, Orders& orders, PositionPage& page, bool place)
-      : link_(link), orders_(orders), page_(page), place_(place) {}
+  Trainer(TrainerLink& link, Orders& orders, PositionPage& page, const Environment& environment)
+      : link_(link), orders_(orders), page_(page), environment_(environment) {}
 
   absl::Status Run() {
     UPIPE_ASSIGN_OR_RETURN(const v1::Assignment assignment, orders_.AwaitAssignment());
@@ -215,43 +261,35 @@ class Trainer {
     if (const std::string& cap = plan.spec().parallel().isa_cap(); !cap.empty()) {
       UPIPE_RETURN_IF_ERROR(kernels::CapIsa(cap));
     }
-    const absl::StatusOr<CpuClaim> placed = Place(assignment, place_);
+    UPIPE_RETURN_IF_ERROR(OpenCheckpoints(assignment));
+    const absl::StatusOr<CpuClaim> placed = Place(assignment, environment_.place);
     const std::vector<int> cpus = placed.ok() ? placed->cpus() : std::vector<int>();
     UPIPE_ASSIGN_OR_RETURN(const std::unique_ptr<kernels::Device> device,
                            train::CreateRankDevice(plan, rank, cpus));
     UPIPE_ASSIGN_OR_RETURN(const std::unique_ptr<comm::UcxContext> ucx,
-                           comm::UcxContext::Create({}));
+                           comm::UcxContext::Create(environment_.ucx));
     UPIPE_LOG(INFO) << "rank " << rank << " of " << plan.spec().parallel().ranks() << " on "
-                    << device->name() << " " << kernels::DispatchedIsa() << ", process " << getpid()
+                    << device->name() << " " << kernels::Arithmetic() << ", process " << getpid()
                     << ", cpus "
                     << (placed.ok() ? FormatCpuList(cpus)
                                     : absl::StrCat("any: ", placed.status().message()));
     SendReady(ucx->address(), parallel::HashOf(plan));
+    UPIPE_RETURN_IF_ERROR(Failpoint(failpoints::kTrainerReady));
     UPIPE_ASSIGN_OR_RETURN(const v1::Peers peers, orders_.AwaitPeers());
+    if (folder_) UPIPE_RETURN_IF_ERROR(folder_->AwaitOwner(owner_, kOwnerPatience));
     absl::StatusOr<std::unique_ptr<comm::Communicator>> comm =
         ucx->Connect(GroupOf(assignment, peers), OptionsFor(plan, page_));
     if (!comm.ok()) {
       peer_failure_ = IsPeerFailure(comm.status());
       return comm.status();
     }
+    UPIPE_RETURN_IF_ERROR(Failpoint(failpoints::kTrainerConnected));
     DeadlineWatch watch(page_, **comm);
-    const train::RankRun run{.plan = plan,
-                             .rank = rank,
-                             .comm = **comm,
-                             .device = *device,
-                             .position = &page_,
-                             .on_step =
-                                 [this, &watch](const v1::StepReport& report) {
-                                   SendReport(report);
-                                   watch.LeaveIfPast();
-                                 },
-                             .on_running =
-                                 [this, &watch] {
-                                   SendRunning();
-                                   watch.LeaveIfPast();
-                                 },
-                             .stop_requested = &stop_requested};
-    const absl::Status status = train::TrainRank(run);
+    const std::unique_ptr<checkpoint::Writer> writer = MakeWriter(assignment, watch);
+    orders_.SetWriter(writer.get());
+    const absl::Status status = Train(assignment, peers, **comm, *device, writer.get(), watch);
+    if (status.ok() && committed_step_ > 0) orders_.AwaitRetain(committed_step_);
+    orders_.SetWriter(nullptr);
     UPIPE_RETURN_IF_ERROR(watch.status());
     peer_failure_ = IsPeerFailure(status);
     return status;
@@ -260,10 +298,101 @@ class Trainer {
   bool peer_failure() const { return peer_failure_; }
 
  private:
+  // Opens the job's folder where it has one. Rank 0 claims it, whereby the others know that they
+  // see the same file system, and looks for what to go on from.
+  absl::Status OpenCheckpoints(const v1::Assignment& assignment) {
+    const v1::RunPlan& plan = assignment.plan();
+    const v1::Fence& fence = assignment.ref().fence();
+    if (plan.spec().checkpoint().path().empty()) return absl::OkStatus();
+    page_.pass = static_cast<uint32_t>(StepPass::kRestoring);
+    page_.sequence.fetch_add(1, std::memory_order_release);
+    UPIPE_ASSIGN_OR_RETURN(
+        folder_, checkpoint::JobFolder::Open(plan.spec().checkpoint().path(), fence.job_id()));
+    owner_.set_job_id(fence.job_id());
+    owner_.set_generation(fence.generation());
+    owner_.set_nonce(fence.nonce());
+    if (assignment.ref().rank() != 0) return absl::OkStatus();
+    UPIPE_RETURN_IF_ERROR(folder_->Claim(owner_));
+    UPIPE_ASSIGN_OR_RETURN(resume_, folder_->FindNewest(train::CheckpointFacts(plan)));
+    for (const v1::CheckpointProblem& problem : resume_.passed_over) {
+      UPIPE_LOG(WARNING) << "checkpoint of step " << problem.step() << " of generation "
+                         << problem.generation() << " " << problem.message();
+    }
+    return absl::OkStatus();
+  }
+
+  // Null where the job has no checkpoint path.
+  std::unique_ptr<checkpoint::Writer> MakeWriter(const v1::Assignment& assignment,
+                                                 DeadlineWatch& watch) {
+    if (!folder_) return nullptr;
+    const v1::RunPlan& plan = assignment.plan();
+    return std::make_unique<checkpoint::Writer>(checkpoint::WriterOptions{
+        .folder = *folder_,
+        .owner = owner_,
+        .rank = assignment.ref().rank(),
+        .num_ranks = plan.spec().parallel().ranks(),
+        .facts = train::CheckpointFacts(plan),
+        .arithmetic = absl::StrCat(kernels::Arithmetic(), ", upipe ", UPIPE_VERSION),
+        .patience = train::CheckpointPatience(plan),
+        .may_commit =
+            [&watch] {
+              watch.LeaveIfPast();
+              return watch.status();
+            },
+        .on_committed =
+            [this](const v1::CheckpointRef& ref) {
+              UPIPE_LOG(INFO) << "checkpoint of step " << ref.step() << ", " << ref.bytes()
+                              << " bytes in " << ref.write_seconds() << " s, content_sha256 "
+                              << ref.content_sha256();
+              committed_step_ = ref.step();
+              v1::TrainerMessage message;
+              *message.mutable_committed() = ref;
+              link_.Send(std::move(message));
+            },
+        .on_problem =
+            [this](const v1::CheckpointProblem& problem) {
+              UPIPE_LOG(WARNING) << "checkpoint of step " << problem.step() << ": "
+                                 << problem.message();
+              v1::TrainerMessage message;
+              *message.mutable_problem() = problem;
+              link_.Send(std::move(message));
+            }});
+  }
+
+  absl::Status Train(const v1::Assignment& assignment, const v1::Peers& peers,
+                     comm::Communicator& comm, kernels::Device& device, checkpoint::Writer* writer,
+                     DeadlineWatch& watch) {
+    return train::TrainRank(
+        {.plan = assignment.plan(),
+         .rank = assignment.ref().rank(),
+         .comm = comm,
+         .device = device,
+         .position = &page_,
+         .on_step =
+             [this, &watch](const v1::StepReport& report) {
+               SendReport(report);
+               watch.LeaveIfPast();
+             },
+         .on_running =
+             [this, &watch] {
+               SendRunning();
+               watch.LeaveIfPast();
+             },
+         .stop_requested = &stop_requested,
+         .writer = writer,
+         .resume = writer != nullptr && peers.has_resume() ? &peers.resume() : nullptr,
+         .patience_at_end = kPatienceAtEnd});
+  }
+
   void SendReady(const std::string& address, uint64_t plan_hash) {
     v1::TrainerMessage message;
-    message.mutable_ready()->set_address(address);
-    message.mutable_ready()->set_plan_hash(plan_hash);
+    v1::TrainerReady& ready = *message.mutable_ready();
+    ready.set_address(address);
+    ready.set_plan_hash(plan_hash);
+    if (resume_.newest) *ready.mutable_resume() = *resume_.newest;
+    for (const v1::CheckpointProblem& problem : resume_.passed_over) {
+      *ready.add_passed_over() = problem;
+    }
     link_.Send(std::move(message));
   }
   void SendRunning() {
@@ -280,13 +409,23 @@ class Trainer {
   TrainerLink& link_;
   Orders& orders_;
   PositionPage& page_;
-  const bool place_;
+  const Environment& environment_;
+  std::optional<checkpoint::JobFolder> folder_;  // where the job has a checkpoint path
+  v1::CheckpointOwner owner_;
+  checkpoint::ResumeChoice resume_;         // what rank 0 found
+  std::atomic<int64_t> committed_step_{0};  // by this process
   bool peer_failure_ = false;
 };
 
 int Main() {
   SetLogComponent("trainer");
   signal(SIGPIPE, SIG_IGN);
+  if (const absl::Status armed =
+          ArmFailpoints(getenv("UPIPE_FAILPOINT"), getenv("UPIPE_FAILPOINT_FILE"));
+      !armed.ok()) {
+    UPIPE_LOG(ERROR) << armed.message();
+    return 2;
+  }
   absl::StatusOr<Environment> environment = ReadEnvironment();
   if (!environment.ok()) {
     UPIPE_LOG(ERROR) << environment.status().message();
@@ -309,7 +448,7 @@ int Main() {
                            UPIPE_LOG(ERROR) << "the worker closed the stream: leaving";
                            _exit(3);
                          }});
-  Trainer trainer(*link, orders, position->page(), environment->place);
+  Trainer trainer(*link, orders, position->page(), *environment);
   const absl::Status status = trainer.Run();
   v1::TrainerFinished finished;
   finished.set_code(static_cast<int>(status.code()));
@@ -318,6 +457,7 @@ int Main() {
   if (!status.ok()) {
     UPIPE_LOG(ERROR) << status.ToString();
   }
+  if (const absl::Status hit = Failpoint(failpoints::kTrainerFinishing); !hit.ok()) return 1;
   link->Finish(finished, kFarewellPatience);
   // Not by return: a stream whose socket a stopped worker no longer drains cannot be taken down,
   // and everything else is.

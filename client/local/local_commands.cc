@@ -92,9 +92,11 @@ std::string LogTail(const LocalDaemon& daemon) {
   return tail;
 }
 
-// Asks every daemon of `cluster` to end, workers before the coordinator, and kills what has not
-// after `limit`. Returns one sentence per daemon that did not end by itself.
-std::vector<std::string> StopDaemons(const LocalCluster& cluster, absl::Duration limit) {
+// Asks every daemon of `cluster` to end, workers before the coordinator: once, so that jobs
+// checkpoint and ranks leave, then a second time, at which a worker kills its ranks and proves them
+// gone, then with SIGKILL. Returns a sentence for each daemon and each time that once was not
+// enough.
+std::vector<std::string> StopDaemons(const LocalCluster& cluster, const LocalConsole& console) {
   std::vector<std::string> remarks;
   const auto stop = [&](const std::vector<const LocalDaemon*>& daemons) {
     std::vector<std::pair<const LocalDaemon*, LiveProcess>> live;
@@ -104,14 +106,26 @@ std::vector<std::string> StopDaemons(const LocalCluster& cluster, absl::Duration
       (void)process->Signal(SIGTERM);
       live.emplace_back(daemon, *std::move(process));
     }
-    const BootTime end = SystemClock().Now() + limit;
+    const auto name = [](const LocalDaemon& daemon) {
+      return absl::StrCat(daemon.name, " (pid ", daemon.process.pid, ")");
+    };
+    BootTime end = SystemClock().Now() + console.stop_limit;
+    bool hurried = false;
+    for (const auto& [daemon, process] : live) {
+      if (process.AwaitExit(end - SystemClock().Now())) continue;
+      (void)process.Signal(SIGTERM);
+      hurried = true;
+      remarks.push_back(absl::StrCat(name(*daemon), " did not end within ",
+                                     FormatTimeSpan(console.stop_limit), " and was told again"));
+    }
+    if (hurried) end = SystemClock().Now() + console.hurry_limit;
     for (const auto& [daemon, process] : live) {
       if (process.AwaitExit(end - SystemClock().Now())) continue;
       const absl::Status killed = process.Signal(SIGKILL);
       const bool ended = process.AwaitExit(kKillLimit);
-      remarks.push_back(absl::StrCat(daemon->name, " (pid ", daemon->process.pid,
-                                     ") did not end within ", FormatTimeSpan(limit),
-                                     " and was killed", ended ? "" : "; it is still there",
+      remarks.push_back(absl::StrCat(name(*daemon), " did not end within ",
+                                     FormatTimeSpan(console.hurry_limit), " more and was killed",
+                                     ended ? "" : "; it is still there",
                                      killed.ok() ? "" : absl::StrCat(": ", killed.message())));
     }
   };
@@ -249,7 +263,7 @@ int LocalUp(const LocalConsole& console, const LocalUpOptions& options) {
   const absl::Status started = starter.Start();
   if (!started.ok()) {
     Fail(console, started);
-    for (const std::string& remark : StopDaemons(starter.cluster(), console.stop_limit))
+    for (const std::string& remark : StopDaemons(starter.cluster(), console))
       console.err << remark << "\n";
     const absl::Status removed = RemoveCluster(console.state_dir);
     if (!removed.ok()) Fail(console, removed);
@@ -270,8 +284,7 @@ int LocalDown(const LocalConsole& console) {
     return kExitDone;
   }
   if (!cluster.ok()) return Fail(console, cluster.status());
-  for (const std::string& remark : StopDaemons(*cluster, console.stop_limit))
-    console.err << remark << "\n";
+  for (const std::string& remark : StopDaemons(*cluster, console)) console.err << remark << "\n";
   const std::vector<std::string> left = AliveNames(*cluster);
   if (!left.empty()) {
     return Fail(console,

@@ -19,8 +19,10 @@ struct LocalConsole {
   std::ostream& out;
   std::ostream& err;
   std::function<std::unique_ptr<CoordinatorClient>(const std::string& address)> connect;
-  absl::Duration stop_limit =
-      absl::Seconds(20);  // between SIGTERM and SIGKILL: workers prove their ranks gone
+  // After the first SIGTERM, in which jobs checkpoint and leave; after the second, in which workers
+  // prove the ranks they kill gone; then comes SIGKILL.
+  absl::Duration stop_limit = absl::Seconds(20);
+  absl::Duration hurry_limit = absl::Seconds(15);
 };
 
 struct LocalUpOptions {
@@ -34,8 +36,9 @@ struct LocalUpOptions {
 // lists them.
 int LocalUp(const LocalConsole& console, const LocalUpOptions& options);
 
-// SIGTERM, a bounded wait, SIGKILL: workers first, then the coordinator. Says what had to be
-// killed. Never signals a process it cannot prove to be the one `up` started.
+// SIGTERM, a bounded wait, SIGTERM again, another, SIGKILL: workers first, then the coordinator.
+// Says what did not end by itself. Never signals a process it cannot prove to be the one `up`
+// started.
 int LocalDown(const LocalConsole& console);
 
 int LocalStatus(const LocalConsole& console);

@@ -24,7 +24,8 @@ class GrpcCoordinatorClient : public CoordinatorClient {
         channel_(grpc::CreateCustomChannel(address_, grpc::InsecureChannelCredentials(),
                                            ChannelArguments())),
         jobs_(v1::JobService::NewStub(channel_)),
-        nodes_(v1::NodeService::NewStub(channel_)) {}
+        nodes_(v1::NodeService::NewStub(channel_)),
+        admin_(v1::AdminService::NewStub(channel_)) {}
 
   absl::StatusOr<v1::Job> Submit(const v1::SubmitRequest& request) override {
     return Unary<v1::SubmitResponse>(
@@ -46,12 +47,34 @@ class GrpcCoordinatorClient : public CoordinatorClient {
         [](v1::ListJobsResponse& response) { return std::move(response); });
   }
 
-  absl::StatusOr<v1::Job> Cancel(const std::string& id) override {
-    v1::CancelRequest request;
-    request.set_id(id);
+  absl::StatusOr<v1::Job> Cancel(const v1::CancelRequest& request) override {
     return Unary<v1::CancelResponse>(
         [&](auto* context, auto* response) { return jobs_->Cancel(context, request, response); },
         [](v1::CancelResponse& response) { return std::move(*response.mutable_job()); });
+  }
+
+  absl::StatusOr<v1::Job> Hold(const std::string& id) override {
+    v1::HoldRequest request;
+    request.set_id(id);
+    return Unary<v1::HoldResponse>(
+        [&](auto* context, auto* response) { return jobs_->Hold(context, request, response); },
+        [](v1::HoldResponse& response) { return std::move(*response.mutable_job()); });
+  }
+
+  absl::StatusOr<v1::Job> Release(const std::string& id) override {
+    v1::ReleaseRequest request;
+    request.set_id(id);
+    return Unary<v1::ReleaseResponse>(
+        [&](auto* context, auto* response) { return jobs_->Release(context, request, response); },
+        [](v1::ReleaseResponse& response) { return std::move(*response.mutable_job()); });
+  }
+
+  absl::StatusOr<v1::WhyResponse> Why(const std::string& id) override {
+    v1::WhyRequest request;
+    request.set_id(id);
+    return Unary<v1::WhyResponse>(
+        [&](auto* context, auto* response) { return jobs_->Why(context, request, response); },
+        [](v1::WhyResponse& response) { return std::move(response); });
   }
 
   absl::StatusOr<v1::ListNodesResponse> ListNodes() override {
@@ -60,6 +83,47 @@ class GrpcCoordinatorClient : public CoordinatorClient {
           return nodes_->ListNodes(context, v1::ListNodesRequest(), response);
         },
         [](v1::ListNodesResponse& response) { return std::move(response); });
+  }
+
+  absl::StatusOr<v1::Node> Cordon(const v1::CordonRequest& request) override {
+    return Unary<v1::CordonResponse>(
+        [&](auto* context, auto* response) { return nodes_->Cordon(context, request, response); },
+        [](v1::CordonResponse& response) { return std::move(*response.mutable_node()); });
+  }
+
+  absl::StatusOr<v1::DrainResponse> Drain(const v1::DrainRequest& request) override {
+    return Unary<v1::DrainResponse>(
+        [&](auto* context, auto* response) { return nodes_->Drain(context, request, response); },
+        [](v1::DrainResponse& response) { return std::move(response); });
+  }
+
+  absl::StatusOr<v1::Node> Uncordon(const std::string& worker) override {
+    v1::UncordonRequest request;
+    request.set_worker(worker);
+    return Unary<v1::UncordonResponse>(
+        [&](auto* context, auto* response) { return nodes_->Uncordon(context, request, response); },
+        [](v1::UncordonResponse& response) { return std::move(*response.mutable_node()); });
+  }
+
+  absl::StatusOr<v1::Node> FenceNode(const std::string& worker) override {
+    v1::FenceNodeRequest request;
+    request.set_worker(worker);
+    return Unary<v1::FenceNodeResponse>(
+        [&](auto* context, auto* response) {
+          return nodes_->FenceNode(context, request, response);
+        },
+        [](v1::FenceNodeResponse& response) { return std::move(*response.mutable_node()); });
+  }
+
+  absl::Status ForgetNode(const std::string& worker) override {
+    v1::ForgetNodeRequest request;
+    request.set_worker(worker);
+    return Unary<v1::ForgetNodeResponse>(
+               [&](auto* context, auto* response) {
+                 return nodes_->ForgetNode(context, request, response);
+               },
+               [](v1::ForgetNodeResponse& response) { return std::move(response); })
+        .status();
   }
 
   absl::Status Watch(const std::string& id, absl::Duration limit,
@@ -76,6 +140,12 @@ class GrpcCoordinatorClient : public CoordinatorClient {
   absl::Status Logs(const v1::LogsRequest& request, const OnLogs& on_message) override {
     grpc::ClientContext context;
     return ReadAll<v1::LogsResponse>(context, jobs_->Logs(&context, request), on_message);
+  }
+
+  absl::Status Backup(const OnBackup& on_message) override {
+    grpc::ClientContext context;
+    return ReadAll<v1::BackupResponse>(context, admin_->Backup(&context, v1::BackupRequest()),
+                                       on_message);
   }
 
  private:
@@ -150,6 +220,7 @@ class GrpcCoordinatorClient : public CoordinatorClient {
   std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<v1::JobService::Stub> jobs_;
   std::unique_ptr<v1::NodeService::Stub> nodes_;
+  std::unique_ptr<v1::AdminService::Stub> admin_;
 };
 
 }  // namespace

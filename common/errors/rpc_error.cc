@@ -28,11 +28,16 @@ constexpr ReasonEntry kReasons[] = {
     {Reason::kRequestInvalid, "REQUEST_INVALID", Code::kInvalidArgument},
     {Reason::kJobNotFound, "JOB_NOT_FOUND", Code::kNotFound},
     {Reason::kJobNotStarted, "JOB_NOT_STARTED", Code::kFailedPrecondition},
+    {Reason::kJobEnded, "JOB_ENDED", Code::kFailedPrecondition},
     {Reason::kSlotsTooFew, "SLOTS_TOO_FEW", Code::kFailedPrecondition},
     {Reason::kJobIdTaken, "JOB_ID_TAKEN", Code::kUnavailable},
     {Reason::kStateDiskFull, "STATE_DISK_FULL", Code::kResourceExhausted},
+    {Reason::kBackupFailed, "BACKUP_FAILED", Code::kUnavailable},
     {Reason::kCoordinatorBusy, "COORDINATOR_BUSY", Code::kUnavailable},
     {Reason::kCoordinatorStopping, "COORDINATOR_STOPPING", Code::kUnavailable},
+    {Reason::kNodeNotFound, "NODE_NOT_FOUND", Code::kNotFound},
+    {Reason::kNodeNotSilent, "NODE_NOT_SILENT", Code::kFailedPrecondition},
+    {Reason::kNodeInUse, "NODE_IN_USE", Code::kFailedPrecondition},
     {Reason::kWorkerDisconnected, "WORKER_DISCONNECTED", Code::kUnavailable},
     {Reason::kWorkerLost, "WORKER_LOST", Code::kUnavailable},
     {Reason::kLogNotFound, "LOG_NOT_FOUND", Code::kNotFound},
@@ -57,6 +62,10 @@ constexpr ReasonEntry kReasons[] = {
     {Reason::kJobFileInvalid, "JOB_FILE_INVALID", Code::kInvalidArgument},
     {Reason::kJobFileUnreadable, "JOB_FILE_UNREADABLE", Code::kInvalidArgument},
     {Reason::kJobNotEnded, "JOB_NOT_ENDED", Code::kDeadlineExceeded},
+    {Reason::kNodeNotDrained, "NODE_NOT_DRAINED", Code::kDeadlineExceeded},
+    {Reason::kNotConfirmed, "NOT_CONFIRMED", Code::kInvalidArgument},
+    {Reason::kFileUnwritable, "FILE_UNWRITABLE", Code::kUnavailable},
+    {Reason::kBackupDamaged, "BACKUP_DAMAGED", Code::kDataLoss},
 };
 
 constexpr bool IsInOrder() {

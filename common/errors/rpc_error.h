@@ -27,11 +27,16 @@ enum class Reason {
   kRequestInvalid,
   kJobNotFound,
   kJobNotStarted,
+  kJobEnded,
   kSlotsTooFew,
   kJobIdTaken,
   kStateDiskFull,
+  kBackupFailed,
   kCoordinatorBusy,
   kCoordinatorStopping,
+  kNodeNotFound,
+  kNodeNotSilent,
+  kNodeInUse,
   kWorkerDisconnected,
   kWorkerLost,
   kLogNotFound,
@@ -58,6 +63,10 @@ enum class Reason {
   kJobFileInvalid,
   kJobFileUnreadable,
   kJobNotEnded,
+  kNodeNotDrained,
+  kNotConfirmed,
+  kFileUnwritable,
+  kBackupDamaged,
 };
 
 struct ReasonEntry {

@@ -2,6 +2,7 @@
 
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <stdexcept>
 
 #include "absl/strings/str_cat.h"
 
@@ -37,7 +38,23 @@ Json MemoryJson(const v1::MemoryUsage& memory) {
           {"tags", std::move(tags)}};
 }
 
-// Members of the wrong kind make nlohmann throw; ParseStepLine catches.
+// Members of the wrong kind make nlohmann throw, and these functions; ParseStepLine catches.
+
+// nlohmann converts a number that is too large as C++ does: it wraps or is undefined.
+int64_t Integer(const Json& value, int64_t largest = std::numeric_limits<int64_t>::max()) {
+  const bool fits = value.is_number_unsigned()
+                        ? value.get<uint64_t>() <= static_cast<uint64_t>(largest)
+                        : value.is_number_integer() && value.get<int64_t>() >= -largest;
+  if (!fits) throw std::out_of_range(absl::StrCat(value.dump(), " is no integer up to ", largest));
+  return value.get<int64_t>();
+}
+
+int64_t IntegerOf(const Json& object, const char* name) {
+  if (!object.is_object()) throw std::out_of_range(absl::StrCat("no object holds ", name));
+  const auto found = object.find(name);
+  return found == object.end() ? 0 : Integer(*found);
+}
+
 double NumberOf(const Json& object, const char* name) {
   const auto found = object.find(name);
   if (found == object.end()) return 0;
@@ -49,51 +66,51 @@ void ReadPositions(const Json& object, const char* name,
   if (!object.contains(name)) return;
   for (const Json& range : object.at(name)) {
     v1::PositionLoss& position = *positions->Add();
-    position.set_begin(range.at("begin").get<int64_t>());
-    position.set_end(range.at("end").get<int64_t>());
+    position.set_begin(Integer(range.at("begin")));
+    position.set_end(Integer(range.at("end")));
     position.set_loss(NumberOf(range, "loss"));
-    position.set_tokens(range.at("tokens").get<int64_t>());
+    position.set_tokens(Integer(range.at("tokens")));
   }
 }
 
 void ReadMemory(const Json& object, v1::MemoryUsage& memory) {
-  memory.set_current_bytes(object.value("current_bytes", int64_t{0}));
-  memory.set_peak_bytes(object.value("peak_bytes", int64_t{0}));
-  memory.set_attention_peak_bytes(object.value("attention_peak_bytes", int64_t{0}));
-  memory.set_arena_bytes(object.value("arena_bytes", int64_t{0}));
+  memory.set_current_bytes(IntegerOf(object, "current_bytes"));
+  memory.set_peak_bytes(IntegerOf(object, "peak_bytes"));
+  memory.set_attention_peak_bytes(IntegerOf(object, "attention_peak_bytes"));
+  memory.set_arena_bytes(IntegerOf(object, "arena_bytes"));
   memory.set_peak_moment(object.value("peak_moment", std::string()));
   if (!object.contains("tags")) return;
   for (const auto& [name, bytes] : object.at("tags").items()) {
     v1::TagBytes& tag = *memory.add_tags();
     tag.set_tag(name);
-    tag.set_bytes(bytes.value("bytes", int64_t{0}));
-    tag.set_peak_bytes(bytes.value("peak_bytes", int64_t{0}));
-    tag.set_at_peak_bytes(bytes.value("at_peak_bytes", int64_t{0}));
+    tag.set_bytes(IntegerOf(bytes, "bytes"));
+    tag.set_peak_bytes(IntegerOf(bytes, "peak_bytes"));
+    tag.set_at_peak_bytes(IntegerOf(bytes, "at_peak_bytes"));
   }
 }
 
 StepLine Read(const Json& object) {
   StepLine line;
-  line.rank = object.at("rank").get<int>();
-  line.missing_steps = object.value("missing_steps", int64_t{0});
+  line.rank = static_cast<int>(Integer(object.at("rank"), std::numeric_limits<int>::max()));
+  line.missing_steps = IntegerOf(object, "missing_steps");
   v1::StepReport& report = line.report;
-  report.set_step(object.at("step").get<int64_t>());
-  report.set_total_steps(object.value("total_steps", int64_t{0}));
+  report.set_step(Integer(object.at("step")));
+  report.set_total_steps(IntegerOf(object, "total_steps"));
   report.set_loss(NumberOf(object, "loss"));
   if (object.contains("held_out_loss")) report.set_held_out_loss(NumberOf(object, "held_out_loss"));
   report.set_grad_norm(NumberOf(object, "grad_norm"));
   report.set_learning_rate(NumberOf(object, "learning_rate"));
   report.set_skipped(object.value("skipped", false));
-  report.set_skipped_steps_total(object.value("skipped_steps_total", int64_t{0}));
-  report.set_tokens(object.value("tokens", int64_t{0}));
+  report.set_skipped_steps_total(IntegerOf(object, "skipped_steps_total"));
+  report.set_tokens(IntegerOf(object, "tokens"));
   report.set_tokens_per_second(NumberOf(object, "tokens_per_second"));
   report.set_step_seconds(NumberOf(object, "step_seconds"));
   report.set_comm_seconds(NumberOf(object, "comm_seconds"));
   report.set_data_seconds(NumberOf(object, "data_seconds"));
-  report.set_unix_millis(object.value("unix_millis", int64_t{0}));
+  report.set_unix_millis(IntegerOf(object, "unix_millis"));
   if (object.contains("sent_to_peer_bytes")) {
     for (const Json& bytes : object.at("sent_to_peer_bytes"))
-      report.add_bytes_sent_to_peer(bytes.get<int64_t>());
+      report.add_bytes_sent_to_peer(Integer(bytes));
   }
   ReadPositions(object, "loss_by_position", report.mutable_loss_by_position());
   ReadPositions(object, "held_out_loss_by_position", report.mutable_held_out_loss_by_position());
@@ -138,7 +155,7 @@ std::string FormatStepLine(const StepLine& line) {
 absl::StatusOr<StepLine> ParseStepLine(absl::string_view text) {
   try {
     return Read(Json::parse(text.begin(), text.end()));
-  } catch (const Json::exception& error) {
+  } catch (const std::exception& error) {
     return absl::DataLossError(absl::StrCat("no line of metrics.jsonl: ", error.what()));
   }
 }

@@ -10,8 +10,11 @@
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/rounding.h"
+#include "common/spec/checkpoint_rules.h"
 #include "common/spec/model_rules.h"
+#include "common/spec/restart_rules.h"
 #include "common/spec/spec_checker.h"
+#include "common/utf8.h"
 
 namespace upipe {
 namespace {
@@ -31,7 +34,7 @@ void CheckName(const std::string& name, SpecChecker& checker) {
       });
   if (!legal) {
     checker.Fail("name", absl::StrCat("must be ", kRule, "; it has ", name.size(), " characters: '",
-                                      name.substr(0, 80), "'"));
+                                      ToUtf8(name, 80), "'"));
   }
 }
 
@@ -124,6 +127,11 @@ v1::JobSpec WithDefaults(const v1::JobSpec& spec) {
   if (!train.has_eval_sequences()) train.set_eval_sequences(1);
   if (!train.has_dtype()) train.set_dtype(v1::DTYPE_FP32);
   if (!train.has_gradient_accumulation()) train.set_gradient_accumulation(1);
+  if (spec.has_checkpoint()) {
+    *full.mutable_checkpoint() = WithCheckpointDefaults(spec.checkpoint());
+  }
+  *full.mutable_restarts() = WithRestartDefaults(spec.restarts());
+  if (!spec.has_priority()) full.set_priority(0);
   return full;
 }
 
@@ -140,6 +148,8 @@ std::vector<Violation> ValidateJobSpec(const v1::JobSpec& spec) {
   CheckOptimizer(full.optimizer(), checker);
   if (present("train", spec.has_train())) CheckTrain(full.train(), checker);
   CheckMemory(full, checker);
+  CheckCheckpoint(full.checkpoint(), checker);
+  CheckRestarts(full, checker);
   return checker.Take();
 }
 

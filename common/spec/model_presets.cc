@@ -3,6 +3,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "common/spec/scalar_field.h"
+#include "common/utf8.h"
 
 namespace upipe {
 namespace {
@@ -136,7 +137,7 @@ absl::StatusOr<v1::ModelSpec> ModelPreset(absl::string_view name) {
     names.push_back(preset.name);
   }
   return absl::NotFoundError(
-      absl::StrCat("'", name.substr(0, 80), "' is unknown", NearestName(name, names)));
+      absl::StrCat("'", ToUtf8(name, 80), "' is unknown", NearestName(name, names)));
 }
 
 int64_t ParameterCount(const v1::ModelSpec& model) {

@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "common/rounding.h"
 #include "common/units.h"
+#include "common/utf8.h"
 
 namespace upipe {
 namespace {
@@ -316,11 +317,11 @@ void CheckParallel(const v1::JobSpec& spec, SpecChecker& checker) {
   if (!std::all_of(parallel.isa_cap().begin(), parallel.isa_cap().end(),
                    [](char c) { return absl::ascii_isalnum(c) || c == '_'; })) {
     checker.Fail("parallel.isa_cap",
-                 absl::StrCat("'", parallel.isa_cap().substr(0, 80),
+                 absl::StrCat("'", ToUtf8(parallel.isa_cap(), 80),
                               "' is no instruction set name such as AVX2 or AVX3"));
   }
   if (parallel.backend() != "cpu" && parallel.backend() != "reference") {
-    checker.Fail("parallel.backend", absl::StrCat("'", parallel.backend().substr(0, 80),
+    checker.Fail("parallel.backend", absl::StrCat("'", ToUtf8(parallel.backend(), 80),
                                                   "' is unknown; backends: cpu, reference"));
   }
 }

@@ -19,6 +19,7 @@
 #include "common/check.h"
 #include "common/status.h"
 #include "common/units.h"
+#include "common/utf8.h"
 
 namespace upipe {
 namespace {
@@ -41,7 +42,7 @@ bool IsByteCount(const FieldDescriptor& field) {
 
 // A text shortened for messages.
 std::string Quoted(absl::string_view text) {
-  if (text.size() > 80) return absl::StrCat("'", text.substr(0, 77), "...'");
+  if (text.size() > 80) return absl::StrCat("'", ToUtf8(text, 77), "...'");
   return absl::StrCat("'", text, "'");
 }
 

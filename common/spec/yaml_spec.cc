@@ -97,7 +97,7 @@ class SpecReader {
     }
     if (!absl::StrContains(text, '=')) {
       Fail(kOverride, "",
-           absl::StrCat("'", text.substr(0, 80), "' has no '='; write path=value, e.g. ",
+           absl::StrCat("'", ToUtf8(text, 80), "' has no '='; write path=value, e.g. ",
                         "train.steps=100"));
       return;
     }
@@ -197,7 +197,7 @@ class SpecReader {
 
   void FailUnknown(int line, absl::string_view path, absl::string_view name,
                    const Descriptor& type) {
-    Fail(line, Join(path, name.substr(0, 80)),
+    Fail(line, Join(path, ToUtf8(name, 80)),
          absl::StrCat("unknown field", NearestName(name, FieldNames(type))));
   }
 

@@ -79,7 +79,7 @@ class TreeBuilder : public YAML::EventHandler {
   void CheckTag(const YAML::Mark& mark, const std::string& tag) {
     if (tag.empty() || tag == "?" || tag == "!") return;
     errors_.push_back(
-        {LineOf(mark), absl::StrCat("tags are not accepted: '", tag.substr(0, 80), "'")});
+        {LineOf(mark), absl::StrCat("tags are not accepted: '", ToUtf8(tag, 80), "'")});
   }
   void Add(YamlNode node) {
     if (documents_ > 1) return;

@@ -4,15 +4,18 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "common/clock.h"
 #include "coordinator/store/store.h"
 #include "upipe/v1/job_service.pb.h"
+#include "upipe/v1/node_service.pb.h"
 #include "upipe/v1/worker_service.pb.h"
 
 namespace upipe::coordinator {
@@ -32,10 +35,46 @@ struct SubmitReceived {
   std::string job_id;
   std::string request_id;
   v1::JobSpec spec;
+  bool hold = false;
 };
+// `grace` is what ranks get to leave at a step boundary; absent = half the kill bound.
 struct CancelReceived {
   CallId call = 0;
   std::string job_id;
+  std::optional<absl::Duration> grace = {};
+};
+struct HoldReceived {
+  CallId call = 0;
+  std::string job_id;
+};
+struct ReleaseReceived {
+  CallId call = 0;
+  std::string job_id;
+};
+// The operator's word about a worker; each is answered with ReplyNode.
+struct CordonReceived {
+  CallId call = 0;
+  std::string worker;
+  std::string reason;
+};
+struct UncordonReceived {
+  CallId call = 0;
+  std::string worker;
+};
+// Absent grace = Timing.drain_grace.
+struct DrainReceived {
+  CallId call = 0;
+  std::string worker;
+  std::string reason;
+  std::optional<absl::Duration> grace = {};
+};
+struct FenceNodeReceived {
+  CallId call = 0;
+  std::string worker;
+};
+struct ForgetNodeReceived {
+  CallId call = 0;
+  std::string worker;
 };
 // The planner child of a job ended: a result, or why there is none (crash, limit).
 struct PlanFinished {
@@ -49,6 +88,7 @@ struct HelloReceived {
 struct HeartbeatReceived {
   SessionId session = 0;
   uint64_t sequence = 0;
+  v1::Heartbeat heartbeat = {};
 };
 struct RankReported {
   SessionId session = 0;
@@ -65,13 +105,22 @@ struct SessionClosed {
 // Time passed. Due at least once per heartbeat.
 struct Tick {};
 
-using Event = std::variant<SubmitReceived, CancelReceived, PlanFinished, HelloReceived,
-                           HeartbeatReceived, RankReported, ProgressReceived, SessionClosed, Tick>;
+using Event = std::variant<SubmitReceived, CancelReceived, HoldReceived, ReleaseReceived,
+                           CordonReceived, UncordonReceived, DrainReceived, FenceNodeReceived,
+                           ForgetNodeReceived, PlanFinished, HelloReceived, HeartbeatReceived,
+                           RankReported, ProgressReceived, SessionClosed, Tick>;
 
-// Answers of Submit and Cancel.
+// Answers of Submit, Cancel, Hold and Release.
 struct ReplyJob {
   CallId call = 0;
   absl::StatusOr<std::shared_ptr<const v1::Job>> job;
+};
+// Answers of Cordon, Uncordon, Drain, FenceNode and ForgetNode; the latter's is the record that was
+// dropped. `job_ids` are the jobs a drain told to leave.
+struct ReplyNode {
+  CallId call = 0;
+  absl::StatusOr<v1::Node> node;
+  std::vector<std::string> job_ids = {};
 };
 struct SendToWorker {
   SessionId session = 0;
@@ -103,8 +152,8 @@ struct LogNote {
   std::string text;
 };
 
-using Action = std::variant<ReplyJob, SendToWorker, CloseSession, StartPlanner, KillPlanner,
-                            PublishJob, PublishReport, LogNote>;
+using Action = std::variant<ReplyJob, ReplyNode, SendToWorker, CloseSession, StartPlanner,
+                            KillPlanner, PublishJob, PublishReport, LogNote>;
 
 // Outcome of one step. `actions` may be carried out only once `batches`, and those of every step
 // before, are durable. A batch is atomic; batches are committed in order, each one store revision.

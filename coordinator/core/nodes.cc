@@ -15,6 +15,9 @@ namespace upipe::coordinator {
 namespace {
 
 constexpr int kMaxSlots = 1024;
+constexpr size_t kMaxSuperseded = 16;
+constexpr size_t kMaxHelloTextBytes = 256;  // of each of its texts: all are stored
+constexpr int64_t kMaxGeneration = int64_t{1} << 48;
 
 bool IsWorkerName(const std::string& name) {
   return !name.empty() && name.size() <= 63 && std::all_of(name.begin(), name.end(), [](char c) {
@@ -35,10 +38,45 @@ std::vector<FieldViolation> HelloViolations(const v1::Hello& hello) {
   if (hello.incarnation().empty()) {
     violations.push_back({"hello.incarnation", "is empty; it names one start of the worker"});
   }
+  if (hello.state_id().empty()) {
+    violations.push_back({"hello.state_id", "is empty; it names the worker's state folder"});
+  }
+  const std::pair<const char*, int64_t> numbers[] = {
+      {"hello.start_number", hello.start_number()},
+      {"hello.session_number", hello.session_number()}};
+  for (const auto& [field, number] : numbers) {
+    if (number >= 1) continue;
+    violations.push_back({field, absl::StrCat("is ", number, ", must be 1 or more")});
+  }
   if (hello.memory_per_rank_bytes() < 1) {
     violations.push_back(
         {"hello.memory_per_rank_bytes",
          absl::StrCat("is ", hello.memory_per_rank_bytes(), ", must be 1 or more")});
+  }
+  const std::pair<const char*, const std::string&> texts[] = {
+      {"hello.node_id", hello.node_id()},
+      {"hello.incarnation", hello.incarnation()},
+      {"hello.state_id", hello.state_id()},
+      {"hello.containment", hello.containment()},
+      {"hello.metrics_address", hello.metrics_address()},
+      {"hello.isa", hello.isa()},
+      {"hello.version", hello.version()},
+      {"hello.backend", hello.backend()}};
+  for (const auto& [field, text] : texts) {
+    if (text.size() <= kMaxHelloTextBytes) continue;
+    violations.push_back(
+        {field, absl::StrCat("has ", text.size(), " bytes, at most ", kMaxHelloTextBytes)});
+  }
+  for (const auto& [job, generation] : hello.newest_generations()) {
+    if (generation >= 0 && generation <= kMaxGeneration) continue;
+    violations.push_back({"hello.newest_generations",
+                          absl::StrCat("is ", generation, ", must be 0 to ", kMaxGeneration)});
+    break;
+  }
+  for (const v1::RankReport& report : hello.ranks()) {
+    const std::vector<FieldViolation> found = ReportViolations(report, "hello.ranks");
+    violations.insert(violations.end(), found.begin(), found.end());
+    if (!found.empty()) break;
   }
   return violations;
 }
@@ -48,6 +86,8 @@ v1::NodeRecord RecordOf(const v1::Hello& hello) {
   record.set_worker(hello.worker());
   record.set_node_id(hello.node_id());
   record.set_incarnation(hello.incarnation());
+  record.set_state_id(hello.state_id());
+  record.set_start_number(hello.start_number());
   record.set_num_slots(hello.num_slots());
   record.set_memory_per_rank_bytes(hello.memory_per_rank_bytes());
   record.set_metrics_address(hello.metrics_address());
@@ -57,6 +97,22 @@ v1::NodeRecord RecordOf(const v1::Hello& hello) {
   record.set_backend(hello.backend());
   record.set_insecure_listen(hello.insecure_listen());
   return record;
+}
+
+// A dead stream may deliver a hello after a later one was heard, of a start this coordinator never
+// met, too.
+bool IsOld(const v1::Hello& hello, const Node& node) {
+  const auto& superseded = node.superseded;
+  if (std::find(superseded.begin(), superseded.end(), hello.incarnation()) != superseded.end()) {
+    return true;
+  }
+  return hello.state_id() == node.record.state_id() &&
+         std::pair(hello.start_number(), hello.session_number()) <
+             std::pair(node.record.start_number(), node.session_number);
+}
+
+std::string LeavingText(const Node& node) {
+  return absl::StrCat("worker ", node.record.worker(), " leaves");
 }
 
 }  // namespace
@@ -96,6 +152,11 @@ absl::Status Turn::CheckHello(const HelloReceived& event) {
   const Node* known = FindNode(hello.worker());
   if (known == nullptr) return absl::OkStatus();
   const bool same = known->record.incarnation() == hello.incarnation();
+  if (!Holds(Guard::kHelloIsLater, !IsOld(hello, *known))) {
+    return RpcError(Reason::kSessionReplaced,
+                    absl::StrCat("worker ", hello.worker(), " has said a later hello"),
+                    {{"worker", hello.worker()}});
+  }
   if (!same && known->session != event.session &&
       StateOf(state_, *known, now_.boot) == v1::NODE_STATE_READY) {
     return RpcError(Reason::kWorkerNameTaken,
@@ -120,12 +181,18 @@ void Turn::Handle(const HelloReceived& event) {
   const bool known = state_.nodes.contains(hello.worker());
   Node& node = state_.nodes[hello.worker()];
   const bool new_incarnation = known && node.record.incarnation() != hello.incarnation();
+  if (new_incarnation) {
+    node.superseded.push_back(node.record.incarnation());
+    if (node.superseded.size() > kMaxSuperseded) node.superseded.erase(node.superseded.begin());
+  }
   if (node.session != 0 && node.session != event.session) {
     Close(node.session,
           RpcError(Reason::kSessionReplaced, "replaced by a newer session of this worker",
                    {{"worker", hello.worker()}}));
   }
   v1::NodeRecord record = RecordOf(hello);
+  record.set_cordoned(node.record.cordoned());
+  record.set_cordon_reason(node.record.cordon_reason());
   if (record.SerializeAsString() != node.record.SerializeAsString()) {
     dirty_nodes_.insert(hello.worker());
     if (record.num_slots() > node.record.num_slots()) state_.last_node_joined = now_.boot;
@@ -135,10 +202,12 @@ void Turn::Handle(const HelloReceived& event) {
                       " per rank", new_incarnation ? ", restarted" : ""));
   }
   node.session = event.session;
+  node.session_number = hello.session_number();
   state_.worker_of_session[event.session] = hello.worker();
   node.last_heard = now_.boot;
   node.greeted = true;
   node.lost = false;
+  node.leaving = hello.leaving();
   node.suspect_told = false;
   v1::CoordinatorMessage ack;
   ack.mutable_hello_ack()->set_epoch(state_.epoch);
@@ -151,11 +220,36 @@ void Turn::Adopt(Node& node, const HelloReceived& event, bool new_incarnation) {
   const size_t num_slots = node.record.num_slots();
   // A restarted worker may have fewer slots; what it says about the old ones is heard first.
   node.slots.resize(std::max(node.slots.size(), num_slots));
+  for (Slot& slot : node.slots) slot.stray.reset();
   for (const v1::RankReport& report : event.hello.ranks()) ApplyReport(node, report);
+  // Before what is unlisted: a start that never arrived is awaited only where it still may.
+  LearnGenerations(event.hello);
   ReleaseUnlisted(node, event.hello, new_incarnation);
   node.slots.resize(num_slots);
-  const std::set<std::string> active = state_.active;
-  for (const std::string& id : active) ResendJob(state_.jobs.at(id), &node);
+  for (const std::string& id : state_.active) ResendJob(state_.jobs.at(id), &node);
+  if (node.leaving) Vacate(node, state_.timing.drain_grace, LeavingText(node));
+}
+
+// After a restore of the store workers may have seen later generations than it knows: the next one
+// is above them, and what the store takes for the latest is over.
+void Turn::LearnGenerations(const v1::Hello& hello) {
+  const std::map<std::string, int64_t> seen(hello.newest_generations().begin(),
+                                            hello.newest_generations().end());
+  for (const auto& [id, generation] : seen) {
+    Job* job = FindJob(id);
+    if (job == nullptr || IsTerminal(job->record.state()) ||
+        generation <= std::max(job->record.generation(), job->record.minimum_generation())) {
+      continue;
+    }
+    job->record.set_minimum_generation(generation);
+    AddEvent(*job, "RESTORED",
+             absl::StrCat("worker ", hello.worker(), " has seen generation ", generation,
+                          ", the store knows ", job->record.generation()));
+    if (!state_.active.contains(id)) continue;
+    Restart(*job, v1::CAUSE_KIND_NODE_LOST,
+            absl::StrCat("the store is older than generation ", generation, ", seen by worker ",
+                         hello.worker()));
+  }
 }
 
 void Turn::ReleaseUnlisted(Node& node, const v1::Hello& hello, bool new_incarnation) {
@@ -173,30 +267,38 @@ void Turn::ReleaseUnlisted(Node& node, const v1::Hello& hello, bool new_incarnat
 }
 
 // The worker does not know the rank that holds this slot: a proof that it is gone, unless its Start
-// never arrived.
+// never arrived. One that a restored store knows as placed is not started now: a later generation
+// may have been.
 void Turn::RankLost(Node& node, Slot& slot, bool new_incarnation) {
   const SlotHolder holder = *slot.holder;
-  v1::Fence fence;
-  fence.set_generation(holder.generation);
-  fence.set_nonce(holder.nonce);
+  const v1::Fence fence = FenceOf(holder);
   Job* job = FindJob(holder.job_id);
   v1::RankRecord* rank = job == nullptr ? nullptr : MatchingRank(*job, fence, holder.rank);
   if (rank != nullptr && job->record.state() == v1::JOB_STATE_STARTING && !new_incarnation &&
-      rank->state() == v1::RANK_STATE_PLACED) {
+      !state_.restored && rank->state() == v1::RANK_STATE_PLACED) {
     return;
   }
-  slot.holder.reset();
-  if (rank == nullptr || rank->state() == v1::RANK_STATE_GONE) return;
-  rank->set_state(v1::RANK_STATE_GONE);
-  Dirty(*job);
-  if (IsTerminal(job->record.state())) return;
-  if (!IsFinished(*rank)) {
-    Fail(*job, v1::CAUSE_KIND_NODE_LOST,
-         absl::StrCat("worker ", node.record.worker(),
-                      new_incarnation ? " restarted; that ended rank " : " no longer knows rank ",
-                      holder.rank),
-         holder.rank);
+  slot.Release();
+  if (job == nullptr) return;
+  if (rank == nullptr || !state_.active.contains(holder.job_id)) {
+    return NoteGone(*job, fence, holder.rank);
   }
+  if (rank->state() == v1::RANK_STATE_GONE) return;
+  rank->set_state(v1::RANK_STATE_GONE);
+  Fired(Row::kRankGone);
+  Dirty(*job);
+  if (!IsFinished(*rank)) {
+    if (new_incarnation && job->record.state() != v1::JOB_STATE_STOPPING) {
+      Fired(Row::kNewIncarnation);
+    }
+    Restart(
+        *job, v1::CAUSE_KIND_NODE_LOST,
+        absl::StrCat("worker ", node.record.worker(),
+                     new_incarnation ? " restarted; that ended rank " : " no longer knows rank ",
+                     holder.rank),
+        holder.rank);
+  }
+  if (state_.active.contains(holder.job_id)) Advance(*job);
   EndIfGone(*job);
 }
 
@@ -205,6 +307,11 @@ void Turn::Handle(const HeartbeatReceived& event) {
   if (node == nullptr) return Close(event.session, HelloMissing());
   node->last_heard = now_.boot;
   node->suspect_told = false;
+  NotePositions(*node, event.heartbeat);
+  if (event.heartbeat.leaving()) {
+    node->leaving = true;
+    Vacate(*node, state_.timing.drain_grace, LeavingText(*node));
+  }
   v1::CoordinatorMessage ack;
   ack.mutable_heartbeat_ack()->set_sequence(event.sequence);
   Send(*node, std::move(ack));
@@ -217,11 +324,14 @@ void Turn::Handle(const SessionClosed& event) {
 }
 
 void Turn::Handle(const Tick&) {
+  DropEnded();
   for (auto& [worker, node] : state_.nodes) CheckSilence(node);
   const std::set<std::string> active = state_.active;
   for (const std::string& id : active) {
     Job& job = state_.jobs.at(id);
     CheckStartDeadline(job);
+    CheckStall(job);
+    CheckTimeLimit(job);
     EndIfGone(job);
   }
   if (now_.boot >= state_.next_resend) {
@@ -233,9 +343,15 @@ void Turn::Handle(const Tick&) {
 void Turn::CheckSilence(Node& node) {
   if (node.lost) return;
   const absl::Duration silent = now_.boot - node.last_heard;
-  if (silent >= state_.timing.Expiry()) return LoseNode(node);
+  if (Holds(Guard::kExpiryOver, silent >= state_.timing.Expiry()) &&
+      silent >= state_.timing.SuspectAfter()) {
+    Fired(Row::kNodeLost);
+    return LoseNode(node, absl::StrCat("worker ", node.record.worker(), " is lost: silent for ",
+                                       FormatTimeSpan(silent)));
+  }
   if (silent < state_.timing.SuspectAfter() || !node.greeted || node.suspect_told) return;
   node.suspect_told = true;
+  Fired(Row::kSuspect);
   TellJobs(
       node, "SUSPECT",
       absl::StrCat("worker ", node.record.worker(), " is silent for ", FormatTimeSpan(silent)));
@@ -252,10 +368,8 @@ void Turn::TellJobs(const Node& node, absl::string_view kind, const std::string&
   }
 }
 
-void Turn::LoseNode(Node& node) {
-  const std::string& worker = node.record.worker();
-  const std::string message = absl::StrCat("worker ", worker, " is lost: silent for ",
-                                           FormatTimeSpan(now_.boot - node.last_heard));
+// Its ranks are presumed gone; its slots stay unknown until it says hello.
+void Turn::LoseNode(Node& node, const std::string& message) {
   node.lost = true;
   node.greeted = false;
   if (node.session != 0) {
@@ -268,42 +382,23 @@ void Turn::LoseNode(Node& node) {
   TellJobs(node, "NODE_LOST", message);
   for (const Slot& slot : node.slots) {
     if (!slot.holder) continue;
-    v1::Fence fence;
-    fence.set_generation(slot.holder->generation);
-    fence.set_nonce(slot.holder->nonce);
     Job* job = FindJob(slot.holder->job_id);
-    v1::RankRecord* rank = job == nullptr ? nullptr : MatchingRank(*job, fence, slot.holder->rank);
+    v1::RankRecord* rank =
+        job == nullptr ? nullptr : MatchingRank(*job, FenceOf(*slot.holder), slot.holder->rank);
     if (rank == nullptr || rank->state() >= v1::RANK_STATE_GONE) continue;
     rank->set_state(v1::RANK_STATE_PRESUMED_GONE);
     Dirty(*job);
-    if (IsTerminal(job->record.state())) continue;
-    if (!IsFinished(*rank)) Fail(*job, v1::CAUSE_KIND_NODE_LOST, message, slot.holder->rank);
+    if (!state_.active.contains(slot.holder->job_id)) continue;
+    if (!IsFinished(*rank)) {
+      Restart(*job, v1::CAUSE_KIND_NODE_LOST, message, slot.holder->rank);
+    }
+    if (state_.active.contains(slot.holder->job_id)) Advance(*job);
     EndIfGone(*job);
   }
 }
 
-void Turn::CheckStartDeadline(Job& job) {
-  if (job.record.state() != v1::JOB_STATE_STARTING) return;
-  if (now_.boot - job.attempt->last_launch < state_.timing.start_deadline) return;
-  std::vector<std::string> late;
-  int first = -1;
-  const v1::RankState due = job.attempt->peers_sent ? v1::RANK_STATE_RUNNING : v1::RANK_STATE_READY;
-  for (int r = 0; r < job.attempt->record.ranks_size(); ++r) {
-    const v1::RankRecord& rank = job.attempt->record.ranks(r);
-    if (rank.state() >= due) continue;
-    if (first < 0) first = r;
-    late.push_back(absl::StrCat("rank ", r, " on ", rank.worker()));
-  }
-  Fail(
-      job, v1::CAUSE_KIND_LAUNCH,
-      absl::StrCat("not ", job.attempt->peers_sent ? "past the first barrier" : "ready", " within ",
-                   FormatTimeSpan(state_.timing.start_deadline), ": ", absl::StrJoin(late, ", ")),
-      first);
-}
-
 // What `only` (or every worker) should have been told about a job and may have missed.
 void Turn::ResendJob(const Job& job, const Node* only) {
-  if (!job.attempt || IsTerminal(job.record.state())) return;
   if (job.record.state() == v1::JOB_STATE_STOPPING) return SendStops(job);
   if (job.record.state() != v1::JOB_STATE_STARTING) return;
   std::set<std::string> meeting;
@@ -322,18 +417,16 @@ void Turn::ResendAll() {
   for (const std::string& id : state_.active) ResendJob(state_.jobs.at(id), nullptr);
   // Ranks of no live attempt that still hold a slot.
   for (auto& [worker, node] : state_.nodes) {
-    for (const Slot& slot : node.slots) {
+    for (size_t s = 0; s < node.slots.size(); ++s) {
+      const Slot& slot = node.slots[s];
       if (!slot.holder) continue;
       const Job* job = FindJob(slot.holder->job_id);
       if (job != nullptr && state_.active.contains(slot.holder->job_id) &&
           job->record.generation() == slot.holder->generation) {
         continue;
       }
-      v1::Fence fence;
-      fence.set_job_id(slot.holder->job_id);
-      fence.set_generation(slot.holder->generation);
-      fence.set_nonce(slot.holder->nonce);
-      SendStop(node, fence, absl::ZeroDuration(), "superseded or ended");
+      SendStop(node, FenceOf(*slot.holder), absl::ZeroDuration(), "superseded or ended",
+               {RankSlotOf(slot.holder->rank, static_cast<int>(s))});
     }
   }
 }

@@ -1,4 +1,5 @@
-// Planning and placing: first in, first out, a gang whole or not at all.
+// Planning and placing: higher priority first, equal ones as they came, a gang whole or not at all.
+// The first job that waits for busy slots is the head: slots are kept for it as they come free.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
@@ -8,25 +9,49 @@
 namespace upipe::coordinator {
 namespace {
 
-constexpr int kMaxPlanners = 4;  // asked for at a time
+constexpr int kMaxPlanners = 4;                     // asked for at a time
+constexpr int64_t kGenerationsSkipped = 1'000'000;  // by a restore
 
 }  // namespace
 
 void Turn::Schedule() {
-  const std::map<int64_t, std::string> queue = state_.queue;
+  // Those that an urgent job overtook are not counted against it.
   int planners = 0;
-  for (const auto& [number, id] : queue) planners += state_.jobs.at(id).planner_running ? 1 : 0;
-  std::string ahead;  // the first job that waits for busy slots; later ones do not overtake it
-  for (const auto& [number, id] : queue) {
-    Job& job = state_.jobs.at(id);
-    if (job.record.state() == v1::JOB_STATE_PLANNING) {
-      if (job.planner_running || planners >= kMaxPlanners) continue;
-      StartPlanning(job);
-      planners += job.planner_running ? 1 : 0;
-    } else if (!TryPlace(job, ahead) && ahead.empty() && state_.queue.contains(number)) {
-      ahead = id;
-    }
+  for (auto at = state_.unplanned.begin();
+       at != state_.unplanned.end() && planners < kMaxPlanners;) {
+    Job& job = state_.jobs.at((at++)->second);  // refused jobs leave
+    if (!job.planner_running) StartPlanning(job);
+    planners += job.planner_running;
   }
+  state_.head.clear();
+  if (state_.queue.empty() || (state_.restored && !IsSettled())) return;
+  for (auto at = state_.queue.begin(); at != state_.queue.end();) {
+    Job& job = state_.jobs.at((at++)->second);  // placed jobs leave the queue
+    const bool waits = !TryPlace(job);
+    if (waits && state_.head.empty()) state_.head = job.record.id();
+    if (!Holds(Guard::kHeadFirst, !waits)) break;
+  }
+}
+
+// After a restore: whether every known worker said what it saw, or is presumed to hold nothing.
+// What a lost worker saw, or one that the backup does not know, nobody said: generations go on far
+// above, so that none is met twice where files and workers remember it.
+bool Turn::IsSettled() {
+  const bool settled = std::all_of(state_.nodes.begin(), state_.nodes.end(), [](const auto& known) {
+    return known.second.greeted || known.second.lost;
+  });
+  if (!settled) return Holds(Guard::kStoreSettled, false);
+  state_.restored = false;
+  dirty_epoch_ = true;
+  for (auto& [id, job] : state_.jobs) {
+    v1::JobRecord& record = job.record;
+    if (IsTerminal(record.state())) continue;
+    record.set_minimum_generation(kGenerationsSkipped +
+                                  std::max(record.generation(), record.minimum_generation()));
+    Dirty(job);
+  }
+  Note("the restored store knows of every worker; jobs are placed again");
+  return true;
 }
 
 // A job that more slots might serve waits for workers to join, but not for ever. True when it
@@ -60,90 +85,106 @@ void Turn::StartPlanning(Job& job) {
   out_.actions.push_back(StartPlanner{job.record.id(), job.record.spec(), *bytes});
 }
 
-bool Turn::TryPlace(Job& job, absl::string_view ahead) {
-  const int64_t ranks = job.record.spec().parallel().ranks();
-  const int64_t needed = PlannedBytesPerRank(*job.plan);
-  int64_t known = 0;
-  int64_t silent = 0;
-  int64_t lost = 0;
-  std::vector<std::pair<Node*, std::vector<int>>> offers;
-  int64_t free = 0;
-  for (auto& [worker, node] : state_.nodes) {
-    if (node.record.memory_per_rank_bytes() < needed) continue;
-    known += node.record.num_slots();
-    if (const auto node_state = StateOf(state_, node, now_.boot);
-        node_state != v1::NODE_STATE_READY) {
-      silent += node.record.num_slots();
-      if (node_state == v1::NODE_STATE_LOST) lost += node.record.num_slots();
-      continue;
-    }
-    auto& [where, slots] = offers.emplace_back(&node, std::vector<int>());
-    for (size_t s = 0; s < node.slots.size(); ++s) {
-      if (!node.slots[s].holder) slots.push_back(s);
-    }
-    free += slots.size();
-  }
-  if (known < ranks) {
-    // Not in the way of later jobs: it waits for workers, not for slots to come free.
-    RefuseOverCapacity(job, known,
-                       absl::StrCat("needs ", ranks, " slots of ", FormatBytes(needed), ", ", known,
-                                    " of the ", NumKnownSlots(state_), " known ones offer that"));
+bool Turn::TryPlace(Job& job) {
+  const Wait wait = WaitOf(state_, job, FitFor(PlannedBytesPerRank(*job.plan)), now_.boot);
+  if (wait.reason == v1::WAIT_REASON_UNSPECIFIED) {
+    Place(job);
     return true;
   }
-  if (known - lost < ranks) {
-    // It waits for a lost worker to come back: no reason for others to wait with it.
-    SetReason(job, absl::StrCat("needs ", ranks, " slots, ", free, " of ", known, " are free, ",
-                                lost, " belong to lost workers"));
+  // What ran once was planned for workers that exist: it waits for as long as they stay away.
+  if (wait.reason == v1::WAIT_REASON_TOO_FEW_SLOTS && job.record.generation() == 0) {
+    RefuseOverCapacity(job, NumKnownSlots(state_), wait.message);
     return true;
   }
-  if (!ahead.empty() || free < ranks) {
-    SetReason(
-        job, !ahead.empty()
-                 ? absl::StrCat("behind ", ahead)
-                 : absl::StrCat(
-                       "needs ", ranks, " slots, ", free, " of ", known, " are free",
-                       silent == 0 ? "" : absl::StrCat(", ", silent, " belong to silent workers")));
-    return false;
-  }
-  std::stable_sort(offers.begin(), offers.end(),
-                   [](const auto& a, const auto& b) { return a.second.size() > b.second.size(); });
-  std::vector<std::pair<Node*, int>> places;
-  for (const auto& [node, slots] : offers) {
-    for (int slot : slots) {
-      if (static_cast<int64_t>(places.size()) < ranks) places.emplace_back(node, slot);
-    }
-  }
-  Place(job, places);
-  return true;
+  // The time that is left changes all the time; Why tells it.
+  SetReason(job, wait.reason == v1::WAIT_REASON_BACKOFF ? "waits after a restart" : wait.message);
+  return !wait.blocks;
 }
 
-void Turn::Place(Job& job, const std::vector<std::pair<Node*, int>>& places) {
-  const int64_t generation = job.record.generation() + 1;
-  job.record.set_generation(generation);
-  job.record.set_state(v1::JOB_STATE_STARTING);
-  Attempt& attempt = job.attempt.emplace();
-  attempt.record.set_job_id(job.record.id());
-  attempt.record.set_generation(generation);
-  attempt.record.set_nonce(state_.new_nonce());
-  attempt.soft.resize(places.size());
-  attempt.last_launch = now_.boot;
-  attempt.kill_at = now_.boot;
-  int number = 0;
-  for (const auto& [node, slot] : places) {
-    v1::RankRecord& rank = *attempt.record.add_ranks();
-    rank.set_worker(node->record.worker());
-    rank.set_node_id(node->record.node_id());
-    rank.set_incarnation(node->record.incarnation());
-    rank.set_slot(slot);
-    rank.set_state(v1::RANK_STATE_PLACED);
-    node->slots[slot].holder =
-        SlotHolder{job.record.id(), generation, attempt.record.nonce(), number++};
+const Fit& Turn::FitFor(int64_t bytes_per_rank) {
+  const auto known = fits_.find(bytes_per_rank);
+  if (known != fits_.end()) return known->second;
+  return fits_[bytes_per_rank] = FitOf(state_, bytes_per_rank, now_.boot);
+}
+
+void Turn::Place(Job& job) {
+  fits_.clear();
+  struct Offer {
+    Node* node;
+    std::vector<int> slots;
+  };
+  const int ranks = job.record.spec().parallel().ranks();
+  const int64_t needed = PlannedBytesPerRank(*job.plan);
+  std::vector<Offer> offers;
+  for (auto& [worker, node] : state_.nodes) {
+    if (node.record.memory_per_rank_bytes() < needed || !IsOffered(state_, node, now_.boot))
+      continue;
+    Offer& offer = offers.emplace_back(Offer{&node, {}});
+    for (size_t s = 0; s < node.slots.size(); ++s) {
+      if (IsFree(state_, node.slots[s])) offer.slots.push_back(s);
+    }
   }
-  state_.queue.erase(job.record.submit_number());
+  std::stable_sort(offers.begin(), offers.end(),
+                   [](const Offer& a, const Offer& b) { return a.slots.size() > b.slots.size(); });
+  Attempt attempt = NewAttempt(job);
+  for (const Offer& offer : offers) {
+    for (int slot : offer.slots) {
+      const int number = attempt.record.ranks_size();
+      if (number == ranks) break;
+      v1::RankRecord& rank = *attempt.record.add_ranks();
+      rank.set_worker(offer.node->record.worker());
+      rank.set_node_id(offer.node->record.node_id());
+      rank.set_incarnation(offer.node->record.incarnation());
+      rank.set_slot(slot);
+      rank.set_state(v1::RANK_STATE_PLACED);
+      offer.node->slots[slot].holder =
+          SlotHolder{job.record.id(), attempt.record.generation(), attempt.record.nonce(), number};
+    }
+  }
+  attempt.soft.resize(ranks);
+  job.attempt = std::move(attempt);
+  job.record.set_generation(job.attempt->record.generation());
+  job.record.set_state(v1::JOB_STATE_STARTING);
+  job.record.clear_retry_at_unix_millis();
+  state_.queue.erase(KeyOf(job.record));
   state_.active.insert(job.record.id());
   job.reason.clear();
-  AddEvent(job, "STARTING", absl::StrCat("placed on ", places.size(), " slots"));
-  for (int r = 0; r < attempt.record.ranks_size(); ++r) SendStart(job, r);
+  Fired(Row::kPlaced);
+  AddEvent(job, "STARTING", absl::StrCat("placed on ", ranks, " slots"));
+  for (int r = 0; r < ranks; ++r) SendStart(job, r);
+}
+
+// The next generation of a job; what is left of the one before is put aside.
+Attempt Turn::NewAttempt(Job& job) {
+  if (job.attempt) PutAside(job);
+  Attempt attempt;
+  attempt.record.set_job_id(job.record.id());
+  attempt.record.set_generation(1 +
+                                std::max(job.record.generation(), job.record.minimum_generation()));
+  attempt.record.set_nonce(state_.new_nonce());
+  attempt.record.set_placed_unix_millis(now_.unix_millis);
+  attempt.placed_at = now_.boot;
+  attempt.last_launch = now_.boot;
+  attempt.kill_at = now_.boot;
+  return attempt;
+}
+
+// Its record stays while a rank of it may still hold a slot, and says which: what this step learned
+// of it is in no other batch.
+void Turn::PutAside(Job& job) {
+  const v1::AttemptRecord& record = job.attempt->record;
+  const auto& ranks = record.ranks();
+  const bool awaited = std::any_of(ranks.begin(), ranks.end(), [this](const auto& rank) {
+    return HoldsSlot(rank) && FindNode(rank.worker()) != nullptr;
+  });
+  if (awaited) {
+    EarlierAttempt& earlier = job.earlier[record.generation()];
+    earlier = {record, job.attempt->revision};
+    SaveEarlier(job, earlier);
+  } else {
+    Drop(AttemptKey(job.record.id(), record.generation()), job.attempt->revision);
+  }
+  job.attempt.reset();
 }
 
 }  // namespace upipe::coordinator

@@ -31,22 +31,43 @@ absl::Status LoadNodes(Store& store, State& state, BootTime now) {
   return absl::OkStatus();
 }
 
-absl::Status LoadJobs(Store& store, State& state, BootTime now) {
+// A back-off goes on where it was; the wall clock is believed no further than its longest.
+BootTime RetryAt(const v1::JobRecord& record, const Timing& timing, Moment now) {
+  const absl::Duration left = absl::Milliseconds(record.retry_at_unix_millis() - now.unix_millis);
+  return now.boot + std::clamp(left, absl::ZeroDuration(), timing.backoff_longest);
+}
+
+// A grace goes on where it was; the wall clock makes it no longer than it was given.
+absl::Duration GraceLeft(const v1::AttemptRecord& record, Moment now) {
+  const absl::Duration left = absl::Milliseconds(record.kill_at_unix_millis() - now.unix_millis);
+  return std::clamp(left, absl::ZeroDuration(), absl::Milliseconds(record.grace_millis()));
+}
+
+void Index(const v1::JobRecord& record, State& state) {
+  if (record.state() == v1::JOB_STATE_PLANNING) {
+    state.unplanned[KeyOf(record)] = record.id();
+  } else if (record.state() == v1::JOB_STATE_QUEUED) {
+    state.queue[KeyOf(record)] = record.id();
+  } else if (IsTerminal(record.state())) {
+    state.ended.emplace(record.ended_unix_millis(), record.id());
+  } else {
+    state.active.insert(record.id());
+  }
+}
+
+absl::Status LoadJobs(Store& store, State& state, Moment now) {
   UPIPE_ASSIGN_OR_RETURN(const std::vector<Entry> jobs, store.List("job/"));
   for (const Entry& entry : jobs) {
     UPIPE_ASSIGN_OR_RETURN(v1::JobRecord record, Parse<v1::JobRecord>(entry));
     const int64_t number = record.submit_number();
     state.next_submit_number = std::max(state.next_submit_number, number + 1);
     state.job_of_request[record.request_id()] = record.id();
-    if (record.state() == v1::JOB_STATE_PLANNING || record.state() == v1::JOB_STATE_QUEUED) {
-      state.queue[number] = record.id();
-    } else if (!IsTerminal(record.state())) {
-      state.active.insert(record.id());
-    }
+    Index(record, state);
     Job& job = state.jobs[record.id()];
+    job.retry_at = RetryAt(record, state.timing, now);
     job.record = std::move(record);
     job.revision = entry.revision;
-    job.known_since = now;
+    job.known_since = now.boot;
   }
   UPIPE_ASSIGN_OR_RETURN(const std::vector<Entry> plans, store.List("plan/"));
   for (const Entry& entry : plans) {
@@ -60,7 +81,7 @@ absl::Status LoadJobs(Store& store, State& state, BootTime now) {
   return absl::OkStatus();
 }
 
-absl::Status LoadAttempts(Store& store, State& state, BootTime now) {
+absl::Status LoadAttempts(Store& store, State& state, Moment now) {
   UPIPE_ASSIGN_OR_RETURN(const std::vector<Entry> entries, store.List("attempt/"));
   for (const Entry& entry : entries) {
     UPIPE_ASSIGN_OR_RETURN(v1::AttemptRecord record, Parse<v1::AttemptRecord>(entry));
@@ -77,13 +98,19 @@ absl::Status LoadAttempts(Store& store, State& state, BootTime now) {
           SlotHolder{record.job_id(), record.generation(), record.nonce(), rank};
     }
     Job& job = found->second;
-    if (record.generation() != job.record.generation()) continue;
+    if (record.generation() != job.record.generation()) {
+      const int64_t generation = record.generation();
+      job.earlier[generation] = {std::move(record), entry.revision};
+      continue;
+    }
     Attempt& attempt = job.attempt.emplace();
+    const absl::Duration age = absl::Milliseconds(now.unix_millis - record.placed_unix_millis());
+    attempt.placed_at = now.boot + -std::clamp(age, absl::ZeroDuration(), absl::Hours(24 * 3650));
     attempt.soft.resize(record.ranks_size());
     attempt.record = std::move(record);
     attempt.revision = entry.revision;
-    attempt.last_launch = now;
-    attempt.kill_at = now;
+    attempt.last_launch = now.boot;
+    attempt.kill_at = now.boot + GraceLeft(attempt.record, now);
   }
   return absl::OkStatus();
 }
@@ -94,6 +121,7 @@ absl::StatusOr<State> LoadState(Store& store, const LoadOptions& options, Moment
                                 Actions* actions) {
   State state;
   state.timing = options.timing;
+  state.retention = options.retention;
   state.new_nonce = options.new_nonce;
   state.revision = store.Revision();
   state.last_node_joined = now.boot;
@@ -103,16 +131,18 @@ absl::StatusOr<State> LoadState(Store& store, const LoadOptions& options, Moment
   if (!epochs.empty()) {
     UPIPE_ASSIGN_OR_RETURN(const v1::EpochRecord last, Parse<v1::EpochRecord>(epochs.front()));
     state.epoch = last.epoch();
+    state.restored = last.restored();
     epoch_revision = epochs.front().revision;
   }
   v1::EpochRecord epoch;
   epoch.set_epoch(++state.epoch);
+  epoch.set_restored(state.restored);
   actions->batches.push_back(
       Batch{{Write{"meta/epoch", epoch.SerializeAsString(), epoch_revision}}});
-  ++state.revision;
+  state.epoch_revision = ++state.revision;
   UPIPE_RETURN_IF_ERROR(LoadNodes(store, state, now.boot));
-  UPIPE_RETURN_IF_ERROR(LoadJobs(store, state, now.boot));
-  UPIPE_RETURN_IF_ERROR(LoadAttempts(store, state, now.boot));
+  UPIPE_RETURN_IF_ERROR(LoadJobs(store, state, now));
+  UPIPE_RETURN_IF_ERROR(LoadAttempts(store, state, now));
   return state;
 }
 
@@ -121,11 +151,13 @@ bool IsTerminal(v1::JobState state) {
          state == v1::JOB_STATE_CANCELLED;
 }
 
-bool HoldsSlot(const v1::RankRecord& rank) { return rank.state() != v1::RANK_STATE_GONE; }
+bool HoldsSlot(const v1::RankRecord& rank) {
+  return rank.state() != v1::RANK_STATE_GONE && !rank.forgotten();
+}
 
 bool IsFinished(const v1::RankRecord& rank) {
   return rank.state() >= v1::RANK_STATE_EXITED && rank.has_exit_code() && rank.exit_code() == 0 &&
-         !rank.has_signal();
+         !rank.has_signal() && !rank.left_early();
 }
 
 v1::NodeState StateOf(const State& state, const Node& node, BootTime now) {

@@ -1,5 +1,7 @@
 #include "coordinator/core/turn.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/utf8.h"
@@ -13,6 +15,15 @@ constexpr int kMaxEvents = 64;
 constexpr size_t kMaxEventBytes = 1000;
 // Room in a batch for an attempt's step reports beside plan, job and request.
 constexpr size_t kMaxAttemptBytes = 256 << 10;
+
+// Frequent events free no slot and bring no worker; what they change, the next Tick sees.
+bool IsFrequent(const Event& event) {
+  const auto* reported = std::get_if<RankReported>(&event);
+  return std::holds_alternative<HeartbeatReceived>(event) ||
+         std::holds_alternative<ProgressReceived>(event) ||
+         std::holds_alternative<SessionClosed>(event) ||
+         (reported != nullptr && reported->report.state() < v1::RANK_STATE_EXITED);
+}
 
 // The record as it is stored: without per-peer counts, and with rank 0's report only when all would
 // not fit.
@@ -32,35 +43,43 @@ v1::AttemptRecord Storable(const v1::AttemptRecord& record) {
 Actions Step(State& state, const Event& event, Moment now) {
   Turn turn(state, now);
   std::visit([&](const auto& e) { turn.Handle(e); }, event);
-  // The frequent events free no slot and bring no worker; what they change, the next Tick sees.
-  const bool frequent = std::holds_alternative<HeartbeatReceived>(event) ||
-                        std::holds_alternative<ProgressReceived>(event);
-  if (!frequent) turn.Schedule();
+  if (!IsFrequent(event)) turn.Schedule();
   return turn.Finish();
 }
 
-v1::RankRecord* MatchingRank(Job& job, const v1::Fence& fence, int rank) {
-  if (!job.attempt) return nullptr;
-  v1::AttemptRecord& attempt = job.attempt->record;
-  if (attempt.generation() != fence.generation() || attempt.nonce() != fence.nonce())
-    return nullptr;
-  if (rank < 0 || rank >= attempt.ranks_size()) return nullptr;
-  return attempt.mutable_ranks(rank);
+std::string AttemptKey(const std::string& job_id, int64_t generation) {
+  return absl::StrCat("attempt/", job_id, "/", generation);
 }
 
 Actions Turn::Finish() {
+  if (dirty_epoch_) SaveEpoch();
   for (const std::string& worker : dirty_nodes_) SaveNode(state_.nodes.at(worker));
   for (const std::string& id : dirty_jobs_) SaveJob(state_.jobs.at(id));
+  SaveDrops();
   changed_jobs_.insert(dirty_jobs_.begin(), dirty_jobs_.end());
-  for (const std::string& id : changed_jobs_) {
-    out_.actions.push_back(
-        PublishJob{std::make_shared<const v1::Job>(ViewJob(state_.jobs.at(id), JobDetail::kFull))});
-  }
-  for (const auto& [call, id] : replies_) {
-    out_.actions.push_back(ReplyJob{
-        call, std::make_shared<const v1::Job>(ViewJob(state_.jobs.at(id), JobDetail::kFull))});
-  }
+  const auto view = [this](const std::string& id) {
+    return std::make_shared<const v1::Job>(*GetJob(state_, id));
+  };
+  for (const std::string& id : changed_jobs_) out_.actions.push_back(PublishJob{view(id)});
+  for (const auto& [call, id] : replies_) out_.actions.push_back(ReplyJob{call, view(id)});
   return std::move(out_);
+}
+
+void Turn::SaveEpoch() {
+  v1::EpochRecord epoch;
+  epoch.set_epoch(state_.epoch);
+  epoch.set_restored(state_.restored);
+  out_.batches.push_back(
+      Batch{{Write{"meta/epoch", epoch.SerializeAsString(), state_.epoch_revision}}});
+  state_.epoch_revision = ++state_.revision;
+}
+
+void Turn::SaveDrops() {
+  for (size_t begin = 0; begin < drops_.size(); begin += kMaxBatchWrites) {
+    const size_t end = std::min(drops_.size(), begin + kMaxBatchWrites);
+    out_.batches.push_back(Batch{{drops_.begin() + begin, drops_.begin() + end}});
+    ++state_.revision;
+  }
 }
 
 void Turn::SaveJob(Job& job) {
@@ -81,9 +100,9 @@ void Turn::SaveJob(Job& job) {
     job.plan_unsaved = false;
   }
   if (job.attempt) {
-    const std::string key = absl::StrCat("attempt/", id, "/", job.attempt->record.generation());
-    batch.writes.push_back(
-        {key, Storable(job.attempt->record).SerializeAsString(), job.attempt->revision});
+    batch.writes.push_back({AttemptKey(id, job.attempt->record.generation()),
+                            Storable(job.attempt->record).SerializeAsString(),
+                            job.attempt->revision});
     job.attempt->revision = revision;
   }
   out_.batches.push_back(std::move(batch));

@@ -26,6 +26,12 @@ absl::StatusOr<v1::Job> GetJob(const State& state, const std::string& id);
 absl::StatusOr<v1::ListJobsResponse> ListJobs(const State& state,
                                               const v1::ListJobsRequest& request);
 
+// Why a job does not run, or does not run on: the most pressing reason in one sentence with the
+// numbers, and its place in the queue. NotFound names the id.
+absl::StatusOr<v1::WhyResponse> Why(const State& state, const std::string& id, Moment now);
+
+v1::Node ViewNode(const State& state, const Node& node, BootTime now);
+
 v1::ListNodesResponse ListNodes(const State& state, BootTime now);
 
 }  // namespace upipe::coordinator

@@ -1,4 +1,4 @@
-// Client calls: unary calls wait in the loop for their answer; Watch sends the latest job and the
+// JobService: unary calls wait in the loop for their answer; Watch sends the latest job and the
 // latest report.
 #include <memory>
 #include <mutex>
@@ -8,31 +8,10 @@
 #include "coordinator/rpc/grpc_status.h"
 #include "coordinator/rpc/request_checks.h"
 #include "coordinator/rpc/services.h"
+#include "coordinator/rpc/unary_calls.h"
 
 namespace upipe::coordinator {
 namespace {
-
-// An answer that fills `response` and finishes the call.
-template <typename T>
-Done<T> Answer(grpc::ServerUnaryReactor* reactor, T* response) {
-  return [reactor, response](absl::StatusOr<T> result) {
-    if (result.ok()) *response = *std::move(result);
-    reactor->Finish(ToGrpc(result.status()));
-  };
-}
-
-template <typename Call>
-void PostOrRefuse(Loop& loop, grpc::ServerUnaryReactor* reactor, Call call) {
-  if (!loop.Post(std::move(call))) reactor->Finish(ToGrpc(Busy()));
-}
-
-// Hands over a call whose request looks right; answers the others here.
-template <typename Call>
-void CheckAndPost(Loop& loop, grpc::ServerUnaryReactor* reactor, Call call) {
-  const absl::Status wrong = CheckRequest(call.request);
-  if (!wrong.ok()) return reactor->Finish(ToGrpc(wrong));
-  PostOrRefuse(loop, reactor, std::move(call));
-}
 
 class WatchStream : public grpc::ServerWriteReactor<v1::WatchResponse>, public Watcher {
  public:
@@ -144,6 +123,30 @@ grpc::ServerUnaryReactor* JobServiceReactors::Cancel(grpc::CallbackServerContext
   return reactor;
 }
 
+grpc::ServerUnaryReactor* JobServiceReactors::Hold(grpc::CallbackServerContext* context,
+                                                   const v1::HoldRequest* request,
+                                                   v1::HoldResponse* response) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  CheckAndPost(loop_, reactor, HoldCall{*request, Answer(reactor, response)});
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* JobServiceReactors::Release(grpc::CallbackServerContext* context,
+                                                      const v1::ReleaseRequest* request,
+                                                      v1::ReleaseResponse* response) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  CheckAndPost(loop_, reactor, ReleaseCall{*request, Answer(reactor, response)});
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* JobServiceReactors::Why(grpc::CallbackServerContext* context,
+                                                  const v1::WhyRequest* request,
+                                                  v1::WhyResponse* response) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  CheckAndPost(loop_, reactor, WhyCall{*request, Answer(reactor, response)});
+  return reactor;
+}
+
 grpc::ServerWriteReactor<v1::WatchResponse>* JobServiceReactors::Watch(
     grpc::CallbackServerContext*, const v1::WatchRequest* request) {
   const auto stream = std::make_shared<WatchStream>(loop_);
@@ -154,14 +157,6 @@ grpc::ServerWriteReactor<v1::WatchResponse>* JobServiceReactors::Watch(
 grpc::ServerWriteReactor<v1::LogsResponse>* JobServiceReactors::Logs(
     grpc::CallbackServerContext*, const v1::LogsRequest* request) {
   return logs_.Open(*request, loop_);
-}
-
-grpc::ServerUnaryReactor* NodeServiceReactors::ListNodes(grpc::CallbackServerContext* context,
-                                                         const v1::ListNodesRequest*,
-                                                         v1::ListNodesResponse* response) {
-  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  PostOrRefuse(loop_, reactor, ListNodesCall{Answer(reactor, response)});
-  return reactor;
 }
 
 }  // namespace upipe::coordinator

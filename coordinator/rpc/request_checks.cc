@@ -13,6 +13,9 @@ namespace {
 
 constexpr size_t kMaxIdBytes = 70;
 constexpr size_t kMaxRequestIdBytes = 128;
+constexpr size_t kMaxWorkerBytes = 64;
+constexpr size_t kMaxReasonBytes = 500;
+constexpr int64_t kMaxGraceMillis = int64_t{24} * 3600 * 1000;
 
 bool IsIdCharacter(char c) { return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '-'; }
 
@@ -24,6 +27,27 @@ std::vector<FieldViolation> IdViolations(const std::string& id) {
     return {{"id", "has characters other than a-z, 0-9 and '-'"}};
   }
   return {};
+}
+
+std::vector<FieldViolation> WorkerViolations(const std::string& worker) {
+  if (!worker.empty() && worker.size() <= kMaxWorkerBytes) return {};
+  return {{"worker",
+           absl::StrCat("has ", worker.size(), " characters, must have 1 to ", kMaxWorkerBytes)}};
+}
+
+void CheckReason(const std::string& reason, std::vector<FieldViolation>& violations) {
+  if (reason.size() <= kMaxReasonBytes) return;
+  violations.push_back(
+      {"reason", absl::StrCat("has ", reason.size(), " bytes, at most ", kMaxReasonBytes)});
+}
+
+// Of a request whose grace_millis is optional.
+template <typename Request>
+void CheckGrace(const Request& request, std::vector<FieldViolation>& violations) {
+  const int64_t grace = request.grace_millis();
+  if (grace >= 0 && grace <= kMaxGraceMillis) return;
+  violations.push_back(
+      {"grace_millis", absl::StrCat("is ", grace, ", must be 0 to ", kMaxGraceMillis)});
 }
 
 absl::Status ToStatus(const std::vector<FieldViolation>& violations) {
@@ -50,6 +74,20 @@ absl::Status CheckRequest(const v1::GetJobRequest& request) {
 }
 
 absl::Status CheckRequest(const v1::CancelRequest& request) {
+  std::vector<FieldViolation> violations = IdViolations(request.id());
+  CheckGrace(request, violations);
+  return ToStatus(violations);
+}
+
+absl::Status CheckRequest(const v1::HoldRequest& request) {
+  return ToStatus(IdViolations(request.id()));
+}
+
+absl::Status CheckRequest(const v1::ReleaseRequest& request) {
+  return ToStatus(IdViolations(request.id()));
+}
+
+absl::Status CheckRequest(const v1::WhyRequest& request) {
   return ToStatus(IdViolations(request.id()));
 }
 
@@ -62,7 +100,36 @@ absl::Status CheckRequest(const v1::LogsRequest& request) {
   if (request.rank() < 0) {
     violations.push_back({"rank", absl::StrCat("is ", request.rank(), ", must be 0 or more")});
   }
+  if (request.generation() < 0) {
+    violations.push_back(
+        {"generation", absl::StrCat("is ", request.generation(), ", must be 0 or more")});
+  }
   return ToStatus(violations);
+}
+
+absl::Status CheckRequest(const v1::CordonRequest& request) {
+  std::vector<FieldViolation> violations = WorkerViolations(request.worker());
+  CheckReason(request.reason(), violations);
+  return ToStatus(violations);
+}
+
+absl::Status CheckRequest(const v1::DrainRequest& request) {
+  std::vector<FieldViolation> violations = WorkerViolations(request.worker());
+  CheckReason(request.reason(), violations);
+  CheckGrace(request, violations);
+  return ToStatus(violations);
+}
+
+absl::Status CheckRequest(const v1::UncordonRequest& request) {
+  return ToStatus(WorkerViolations(request.worker()));
+}
+
+absl::Status CheckRequest(const v1::FenceNodeRequest& request) {
+  return ToStatus(WorkerViolations(request.worker()));
+}
+
+absl::Status CheckRequest(const v1::ForgetNodeRequest& request) {
+  return ToStatus(WorkerViolations(request.worker()));
 }
 
 }  // namespace upipe::coordinator

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/loopback.h"
+#include "coordinator/rpc/admin_service.h"
 #include "coordinator/rpc/services.h"
 
 namespace upipe::coordinator {
@@ -24,10 +25,12 @@ std::string HostOf(const std::string& listen) { return listen.substr(0, listen.r
 }  // namespace
 
 struct Server::Parts {
-  Parts(Loop& loop, LogRelay& logs) : jobs(loop, logs), nodes(loop), workers(loop, logs) {}
+  Parts(Loop& loop, LogRelay& logs, BackupThread& backups)
+      : jobs(loop, logs), nodes(loop), workers(loop, logs), admin(backups) {}
   JobServiceReactors jobs;
   NodeServiceReactors nodes;
   WorkerServiceReactors workers;
+  AdminServiceReactors admin;
   std::unique_ptr<grpc::Server> server;
 };
 
@@ -35,7 +38,7 @@ Server::Server(std::unique_ptr<Parts> parts) : parts_(std::move(parts)) {}
 Server::~Server() { Shutdown(absl::ZeroDuration()); }
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Listen(const Options& options, Loop& loop,
-                                                       LogRelay& logs) {
+                                                       LogRelay& logs, BackupThread& backups) {
   const std::string host = HostOf(options.listen);
   if (!IsLoopback(options.listen) && !options.insecure_listen) {
     return absl::FailedPreconditionError(
@@ -50,7 +53,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Listen(const Options& options, L
   }
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
-  auto parts = std::make_unique<Parts>(loop, logs);
+  auto parts = std::make_unique<Parts>(loop, logs, backups);
   grpc::ServerBuilder builder;
   int port = 0;
   builder.AddListeningPort(options.listen, grpc::InsecureServerCredentials(), &port);
@@ -65,6 +68,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Listen(const Options& options, L
   builder.RegisterService(&parts->jobs);
   builder.RegisterService(&parts->nodes);
   builder.RegisterService(&parts->workers);
+  builder.RegisterService(&parts->admin);
   parts->server = builder.BuildAndStart();
   if (parts->server == nullptr || port == 0) {
     return absl::UnavailableError(absl::StrCat("cannot listen on ", options.listen,

@@ -6,6 +6,7 @@
 
 #include "absl/status/statusor.h"
 #include "coordinator/rpc/log_relay.h"
+#include "coordinator/runtime/backup.h"
 #include "coordinator/runtime/loop.h"
 
 namespace upipe::coordinator {
@@ -19,7 +20,7 @@ class Server {
   // FailedPrecondition for an address beyond loopback without insecure_listen; Unavailable when it
   // cannot be bound.
   static absl::StatusOr<std::unique_ptr<Server>> Listen(const Options& options, Loop& loop,
-                                                        LogRelay& logs);
+                                                        LogRelay& logs, BackupThread& backups);
   ~Server();
 
   // host:port in use.

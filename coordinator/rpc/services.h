@@ -26,6 +26,14 @@ class JobServiceReactors : public v1::JobService::CallbackService {
   grpc::ServerUnaryReactor* Cancel(grpc::CallbackServerContext* context,
                                    const v1::CancelRequest* request,
                                    v1::CancelResponse* response) override;
+  grpc::ServerUnaryReactor* Hold(grpc::CallbackServerContext* context,
+                                 const v1::HoldRequest* request,
+                                 v1::HoldResponse* response) override;
+  grpc::ServerUnaryReactor* Release(grpc::CallbackServerContext* context,
+                                    const v1::ReleaseRequest* request,
+                                    v1::ReleaseResponse* response) override;
+  grpc::ServerUnaryReactor* Why(grpc::CallbackServerContext* context, const v1::WhyRequest* request,
+                                v1::WhyResponse* response) override;
   grpc::ServerWriteReactor<v1::WatchResponse>* Watch(grpc::CallbackServerContext* context,
                                                      const v1::WatchRequest* request) override;
   grpc::ServerWriteReactor<v1::LogsResponse>* Logs(grpc::CallbackServerContext* context,
@@ -42,6 +50,21 @@ class NodeServiceReactors : public v1::NodeService::CallbackService {
   grpc::ServerUnaryReactor* ListNodes(grpc::CallbackServerContext* context,
                                       const v1::ListNodesRequest* request,
                                       v1::ListNodesResponse* response) override;
+  grpc::ServerUnaryReactor* Cordon(grpc::CallbackServerContext* context,
+                                   const v1::CordonRequest* request,
+                                   v1::CordonResponse* response) override;
+  grpc::ServerUnaryReactor* Drain(grpc::CallbackServerContext* context,
+                                  const v1::DrainRequest* request,
+                                  v1::DrainResponse* response) override;
+  grpc::ServerUnaryReactor* Uncordon(grpc::CallbackServerContext* context,
+                                     const v1::UncordonRequest* request,
+                                     v1::UncordonResponse* response) override;
+  grpc::ServerUnaryReactor* FenceNode(grpc::CallbackServerContext* context,
+                                      const v1::FenceNodeRequest* request,
+                                      v1::FenceNodeResponse* response) override;
+  grpc::ServerUnaryReactor* ForgetNode(grpc::CallbackServerContext* context,
+                                       const v1::ForgetNodeRequest* request,
+                                       v1::ForgetNodeResponse* response) override;
 
  private:
   Loop& loop_;

@@ -5,12 +5,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/errors/rpc_error.h"
+#include "common/failpoint.h"
 #include "common/ids.h"
 #include "common/log.h"
 #include "common/spec/job_spec.h"
 #include "common/status.h"
 #include "coordinator/core/step.h"
 #include "coordinator/core/view.h"
+#include "coordinator/runtime/log_place.h"
 
 namespace upipe::coordinator {
 namespace {
@@ -21,6 +23,22 @@ struct Overloaded : Ts... {
 };
 template <typename... Ts>
 Overloaded(Ts...) -> Overloaded<Ts...>;
+
+// Answers that may wait for the disk before clients get none.
+constexpr size_t kMaxHeld = 4096;
+
+bool IsOfClient(const Request& request) {
+  return !std::holds_alternative<SessionMessage>(request) &&
+         !std::holds_alternative<SessionEnded>(request) &&
+         !std::holds_alternative<WatchEnded>(request) &&
+         !std::holds_alternative<PlanEnded>(request) && !std::holds_alternative<Wake>(request);
+}
+
+absl::Status SlowDisk(size_t waiting) {
+  return RpcError(Reason::kCoordinatorBusy,
+                  absl::StrCat("the state disk is slow: ", waiting,
+                               " answers wait for it; try again after a pause"));
+}
 
 // INVALID_ARGUMENT with every violation.
 absl::Status BadSpec(const std::vector<Violation>& violations) {
@@ -43,7 +61,8 @@ absl::StatusOr<std::unique_ptr<Loop>> Loop::Create(Options options, Store& store
   std::unique_ptr<Loop> loop(new Loop(std::move(options), metrics));
   Actions actions;
   UPIPE_ASSIGN_OR_RETURN(
-      loop->state_, LoadState(store, {loop->options_.timing, RandomNonce}, loop->Now(), &actions));
+      loop->state_, LoadState(store, {loop->options_.timing, RandomNonce, loop->options_.retention},
+                              loop->Now(), &actions));
   UPIPE_RETURN_IF_ERROR(store.Commit(actions.batches).status());
   Loop* self = loop.get();
   loop->store_thread_ = std::make_unique<StoreThread>(
@@ -66,17 +85,21 @@ void Loop::Run() {
     const absl::Duration wait = std::max(absl::ZeroDuration(), tick_due - Now().boot);
     std::optional<Request> request = requests_.PopFor(wait);
     if (requests_.closed()) {
-      if (request) Refuse(std::move(*request));
+      if (request) Refuse(std::move(*request), Stopping());
       break;
     }
-    if (request) std::visit([this](auto& call) { Take(std::move(call)); }, *request);
+    if (request && held_.size() >= kMaxHeld && IsOfClient(*request)) {
+      Refuse(std::move(*request), SlowDisk(held_.size()));
+    } else if (request) {
+      std::visit([this](auto& call) { Take(std::move(call)); }, *request);
+    }
     if (Now().boot >= tick_due) {
       Tick();
       tick_due = Now().boot + period;
     }
     ReleaseCommitted();
   }
-  while (std::optional<Request> request = requests_.Pop()) Refuse(std::move(*request));
+  while (std::optional<Request> request = requests_.Pop()) Refuse(std::move(*request), Stopping());
   store_thread_.reset();  // commits what is decided; what waits for it may then leave
   while (!held_.empty()) {
     held_.front().second();
@@ -85,16 +108,16 @@ void Loop::Run() {
   planners_.reset();  // last: what was held may still start or kill a planner
   const absl::Status ending = Stopping();
   for (auto& [call, done] : calls_) done(ending);
+  for (auto& [call, done] : node_calls_) done(ending);
   for (auto& [job, watcher] : watchers_) watcher->End(ending);
   for (auto& [session, link] : links_) link->Close(ending);
 }
 
-void Loop::Refuse(Request request) {
-  const absl::Status ending = Stopping();
-  std::visit(Overloaded{[&](WatchCall& call) { call.watcher->End(ending); },
-                        [&](SessionMessage& call) { call.link->Close(ending); }, [](WatchEnded&) {},
+void Loop::Refuse(Request request, const absl::Status& why) {
+  std::visit(Overloaded{[&](WatchCall& call) { call.watcher->End(why); },
+                        [&](SessionMessage& call) { call.link->Close(why); }, [](WatchEnded&) {},
                         [](SessionEnded&) {}, [](PlanEnded&) {}, [](Wake&) {},
-                        [&](auto& call) { call.done(ending); }},
+                        [&](auto& call) { call.done(why); }},
              request);
 }
 
@@ -108,8 +131,18 @@ void Loop::Tick() {
 }
 
 void Loop::Decide(const Event& event) {
-  Actions result = Step(state_, event, Now());
+  const Moment now = Now();
+  Actions result = Step(state_, event, now);
+  if (metrics_ != nullptr) metrics_->ObserveStep(event, Now().boot - now.boot);
   if (!result.batches.empty()) store_thread_->Commit(std::move(result.batches));
+  // That a worker was heard is no decision: its acknowledgement waits for no disk.
+  std::erase_if(result.actions, [this](Action& action) {
+    auto* send = std::get_if<SendToWorker>(&action);
+    if (send == nullptr || !send->message.has_heartbeat_ack()) return false;
+    if (!greeted_.contains(send->session)) return false;  // behind its HelloAck
+    Do(*send);
+    return true;
+  });
   if (result.actions.empty()) return;
   AfterCommit([this, actions = std::move(result.actions)]() mutable {
     for (Action& action : actions) std::visit([this](auto& a) { Do(a); }, action);
@@ -130,35 +163,67 @@ void Loop::ReleaseCommitted() {
   }
 }
 
+template <typename Response>
+CallId Loop::AwaitJob(Done<Response> done) {
+  const CallId number = next_call_++;
+  calls_[number] = [done = std::move(done)](absl::StatusOr<v1::Job> job) {
+    if (!job.ok()) return done(job.status());
+    Response response;
+    *response.mutable_job() = *std::move(job);
+    done(std::move(response));
+  };
+  return number;
+}
+
+template <typename Response>
+CallId Loop::AwaitNode(Done<Response> done) {
+  const CallId number = next_call_++;
+  node_calls_[number] = [done = std::move(done)](absl::StatusOr<v1::DrainResponse> answer) {
+    if (!answer.ok()) return done(answer.status());
+    if constexpr (std::is_same_v<Response, v1::DrainResponse>) {
+      done(std::move(answer));
+    } else {
+      Response response;
+      if constexpr (!std::is_same_v<Response, v1::ForgetNodeResponse>) {
+        *response.mutable_node() = std::move(*answer->mutable_node());
+      }
+      done(std::move(response));
+    }
+  };
+  return number;
+}
+
 void Loop::Take(SubmitCall call) {
   const std::string& id = call.request.request_id();
-  const auto done = [reply = call.done](absl::StatusOr<v1::Job> job) {
-    if (!job.ok()) return reply(job.status());
-    v1::SubmitResponse response;
-    *response.mutable_job() = *std::move(job);
-    reply(std::move(response));
-  };
   if (!state_.job_of_request.contains(id)) {
     const std::vector<Violation> violations = ValidateJobSpec(call.request.spec());
     if (!violations.empty()) return call.done(BadSpec(violations));
     const absl::Status room = store_thread_->AcceptsSubmits();
     if (!room.ok()) return call.done(room);
   }
-  const CallId number = next_call_++;
-  calls_[number] = done;
-  Decide(SubmitReceived{number, NewJobId(call.request.spec().name()), id,
-                        WithDefaults(call.request.spec())});
+  Decide(SubmitReceived{AwaitJob<v1::SubmitResponse>(std::move(call.done)),
+                        NewJobId(call.request.spec().name()), id, WithDefaults(call.request.spec()),
+                        call.request.hold()});
 }
 
 void Loop::Take(CancelCall call) {
-  const CallId number = next_call_++;
-  calls_[number] = [reply = call.done](absl::StatusOr<v1::Job> job) {
-    if (!job.ok()) return reply(job.status());
-    v1::CancelResponse response;
-    *response.mutable_job() = *std::move(job);
-    reply(std::move(response));
-  };
-  Decide(CancelReceived{number, call.request.id()});
+  const CallId number = AwaitJob<v1::CancelResponse>(std::move(call.done));
+  std::optional<absl::Duration> grace;
+  if (call.request.has_grace_millis()) grace = absl::Milliseconds(call.request.grace_millis());
+  Decide(CancelReceived{number, call.request.id(), grace});
+}
+
+void Loop::Take(HoldCall call) {
+  Decide(HoldReceived{AwaitJob<v1::HoldResponse>(std::move(call.done)), call.request.id()});
+}
+
+void Loop::Take(ReleaseCall call) {
+  Decide(ReleaseReceived{AwaitJob<v1::ReleaseResponse>(std::move(call.done)), call.request.id()});
+}
+
+void Loop::Take(WhyCall call) {
+  AfterCommit(
+      [done = std::move(call.done), why = Why(state_, call.request.id(), Now())] { done(why); });
 }
 
 void Loop::Take(GetJobCall call) {
@@ -173,7 +238,36 @@ void Loop::Take(ListJobsCall call) {
 void Loop::Take(ListNodesCall call) {
   v1::ListNodesResponse nodes = ListNodes(state_, Now().boot);
   nodes.set_coordinator_insecure_listen(options_.insecure_listen);
+  nodes.set_coordinator_version(options_.version);
+  nodes.set_coordinator_metrics_address(options_.metrics_address);
+  for (const std::string& setting : options_.configuration) {
+    nodes.add_coordinator_configuration(setting);
+  }
   AfterCommit([done = std::move(call.done), nodes = std::move(nodes)] { done(nodes); });
+}
+
+void Loop::Take(CordonCall call) {
+  Decide(CordonReceived{AwaitNode(std::move(call.done)), call.request.worker(),
+                        call.request.reason()});
+}
+
+void Loop::Take(DrainCall call) {
+  std::optional<absl::Duration> grace;
+  if (call.request.has_grace_millis()) grace = absl::Milliseconds(call.request.grace_millis());
+  Decide(DrainReceived{AwaitNode(std::move(call.done)), call.request.worker(),
+                       call.request.reason(), grace});
+}
+
+void Loop::Take(UncordonCall call) {
+  Decide(UncordonReceived{AwaitNode(std::move(call.done)), call.request.worker()});
+}
+
+void Loop::Take(FenceNodeCall call) {
+  Decide(FenceNodeReceived{AwaitNode(std::move(call.done)), call.request.worker()});
+}
+
+void Loop::Take(ForgetNodeCall call) {
+  Decide(ForgetNodeReceived{AwaitNode(std::move(call.done)), call.request.worker()});
 }
 
 void Loop::Take(WatchCall call) {
@@ -197,53 +291,27 @@ void Loop::Take(WatchEnded call) {
 }
 
 void Loop::Take(LogCall call) {
-  const auto job = state_.jobs.find(call.request.id());
-  if (job == state_.jobs.end()) {
-    return call.done(JobNotFound(call.request.id()));
-  }
-  if (!job->second.attempt) {
-    const std::string state = ViewJob(job->second, JobDetail::kSummary).shown_state();
-    return call.done(RpcError(Reason::kJobNotStarted,
-                              absl::StrCat("job ", call.request.id(), " is ", state,
-                                           " and was not started: there is no log"),
-                              {{"job", call.request.id()}, {"state", state}}));
-  }
-  const v1::AttemptRecord& attempt = job->second.attempt->record;
-  const int rank = call.request.rank();
-  if (rank < 0 || rank >= attempt.ranks_size()) {
-    return call.done(
-        InvalidFields(Reason::kRequestInvalid,
-                      {{"rank", absl::StrCat("is ", rank, ", job ", call.request.id(),
-                                             " has ranks 0 to ", attempt.ranks_size() - 1)}},
-                      {{"job", call.request.id()}, {"ranks", attempt.ranks_size()}}));
-  }
-  const std::string worker = attempt.ranks(rank).worker();
-  const auto node = state_.nodes.find(worker);
-  if (node == state_.nodes.end() || node->second.session == 0) {
-    const bool lost = node != state_.nodes.end() && node->second.lost;
-    return call.done(RpcError(
-        lost ? Reason::kWorkerLost : Reason::kWorkerDisconnected,
-        absl::StrCat("worker ", worker, " keeps this log and is ",
-                     lost ? "lost; start it again on its node" : "not connected; try again"),
-        {{"worker", worker}, {"job", call.request.id()}, {"rank", rank}}));
-  }
+  const absl::StatusOr<LogPlace> place = FindLog(state_, call.request);
+  if (!place.ok()) return call.done(place.status());
   v1::CoordinatorMessage message;
   v1::OpenLog& open = *message.mutable_open_log();
   open.set_request_id(call.upload_id);
-  v1::Fence& fence = *open.mutable_ref()->mutable_fence();
-  fence.set_job_id(call.request.id());
-  fence.set_generation(attempt.generation());
-  fence.set_nonce(attempt.nonce());
-  fence.set_epoch(state_.epoch);
-  open.mutable_ref()->set_rank(rank);
+  *open.mutable_ref() = place->ref;
   open.set_offset(call.request.offset());
   open.set_follow(call.request.follow());
-  AfterCommit([this, done = std::move(call.done), worker, session = node->second.session,
-               message = std::move(message)]() mutable {
-    SendToWorker send{session, std::move(message)};
-    Do(send);
-    done(worker);
-  });
+  AfterCommit(
+      [this, done = std::move(call.done), place = *place, message = std::move(message)]() mutable {
+        SendToWorker send{place.session, std::move(message)};
+        Do(send);
+        done(place.worker);
+      });
+}
+
+void Loop::Take(BackupCall call) {
+  store_thread_->Copy(std::move(call.path),
+                      [done = std::move(call.done)](absl::StatusOr<int64_t> revision) {
+                        done(absl::IsCancelled(revision.status()) ? Stopping() : revision);
+                      });
 }
 
 void Loop::Take(SessionMessage call) {
@@ -253,7 +321,8 @@ void Loop::Take(SessionMessage call) {
     case v1::WorkerMessage::kHello:
       return Decide(HelloReceived{call.session, message.hello()});
     case v1::WorkerMessage::kHeartbeat:
-      return Decide(HeartbeatReceived{call.session, message.sequence()});
+      return Decide(HeartbeatReceived{call.session, message.sequence(),
+                                      std::move(*message.mutable_heartbeat())});
     case v1::WorkerMessage::kRank:
       return Decide(RankReported{call.session, message.sequence(), message.rank()});
     case v1::WorkerMessage::kProgress:
@@ -266,6 +335,7 @@ void Loop::Take(SessionMessage call) {
 
 void Loop::Take(SessionEnded call) {
   links_.erase(call.session);
+  greeted_.erase(call.session);
   Decide(SessionClosed{call.session});
 }
 
@@ -274,6 +344,7 @@ void Loop::Do(ReplyJob& action) {
   if (call == calls_.end()) return;
   const Done<v1::Job> done = std::move(call->second);
   calls_.erase(call);
+  Failpoint(failpoints::kCoordinatorReply).IgnoreError();
   if (action.job.ok()) {
     done(**action.job);
   } else {
@@ -281,9 +352,24 @@ void Loop::Do(ReplyJob& action) {
   }
 }
 
+void Loop::Do(ReplyNode& action) {
+  const auto call = node_calls_.find(action.call);
+  if (call == node_calls_.end()) return;
+  const Done<v1::DrainResponse> done = std::move(call->second);
+  node_calls_.erase(call);
+  if (!action.node.ok()) return done(action.node.status());
+  v1::DrainResponse response;
+  *response.mutable_node() = *std::move(action.node);
+  for (std::string& id : action.job_ids) response.add_job_ids(std::move(id));
+  done(std::move(response));
+}
+
 void Loop::Do(SendToWorker& action) {
   const auto link = links_.find(action.session);
-  if (link != links_.end()) link->second->Send(std::move(action.message));
+  if (link == links_.end()) return;
+  if (action.message.has_hello_ack()) greeted_.insert(action.session);
+  Failpoint(failpoints::kCoordinatorSend).IgnoreError();
+  link->second->Send(std::move(action.message));
 }
 
 void Loop::Do(CloseSession& action) {

@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -23,8 +24,13 @@ class Loop {
  public:
   struct Options {
     Timing timing;
+    Retention retention;
     PlannerPool::Options planner;
     bool insecure_listen = false;
+    // What ListNodes says of this coordinator.
+    std::string version;
+    std::string metrics_address;
+    std::vector<std::string> configuration;       // "heartbeat=2s"
     std::function<void(BootTime)> on_tick;        // on the deciding thread
     std::function<void(absl::Status)> on_failed;  // the store broke: end the process
     // A new step report of a job's rank 0; on the deciding thread, must not block.
@@ -59,22 +65,37 @@ class Loop {
   void AfterCommit(std::function<void()> release);
   void ReleaseCommitted();
   void Tick();
-  void Refuse(Request request);
+  // The number of a call that is answered with a job, or a node, wrapped in its response.
+  template <typename Response>
+  CallId AwaitJob(Done<Response> done);
+  template <typename Response>
+  CallId AwaitNode(Done<Response> done);
+  static void Refuse(Request request, const absl::Status& why);
 
   void Take(SubmitCall call);
   void Take(CancelCall call);
+  void Take(HoldCall call);
+  void Take(ReleaseCall call);
+  void Take(WhyCall call);
   void Take(GetJobCall call);
   void Take(ListJobsCall call);
   void Take(ListNodesCall call);
+  void Take(CordonCall call);
+  void Take(DrainCall call);
+  void Take(UncordonCall call);
+  void Take(FenceNodeCall call);
+  void Take(ForgetNodeCall call);
   void Take(WatchCall call);
   void Take(WatchEnded call);
   void Take(LogCall call);
+  void Take(BackupCall call);
   void Take(SessionMessage call);
   void Take(SessionEnded call);
   void Take(PlanEnded call) { Decide(std::move(call.event)); }
   void Take(Wake) {}
 
   void Do(ReplyJob& action);
+  void Do(ReplyNode& action);
   void Do(SendToWorker& action);
   void Do(CloseSession& action);
   void Do(StartPlanner& action) { planners_->Start(std::move(action)); }
@@ -91,8 +112,10 @@ class Loop {
   std::unique_ptr<PlannerPool> planners_;
   std::deque<std::pair<uint64_t, std::function<void()>>> held_;  // step number, what waits for it
   std::map<CallId, Done<v1::Job>> calls_;
+  std::map<CallId, Done<v1::DrainResponse>> node_calls_;
   CallId next_call_ = 1;
   std::map<SessionId, std::shared_ptr<WorkerLink>> links_;
+  std::set<SessionId> greeted_;                                    // whose HelloAck has left
   std::multimap<std::string, std::shared_ptr<Watcher>> watchers_;  // by job id
   BootTime metrics_due_;
 };

@@ -1,5 +1,6 @@
-// The coordinator's Prometheus endpoint: jobs by state, queue length, nodes by state, store
-// revision.
+// The coordinator's Prometheus endpoint (docs/metrics.md): jobs and nodes by state, restarts,
+// stalls, commits, how long decisions take, and of each running job how far it is and how far apart
+// its ranks are.
 #pragma once
 
 #include <memory>
@@ -21,10 +22,14 @@ class Metrics {
 
   // Called by the deciding thread, at most once a second.
   void Update(const State& state, BootTime now);
+  // Deciding about `event` took this long. Called by the deciding thread.
+  void ObserveStep(const Event& event, absl::Duration took);
 
  private:
   struct Families;
   Metrics();
+  void UpdateTally(const Tally& tally);
+  void UpdateJobs(const State& state);
   std::unique_ptr<Families> families_;
   std::string address_;
 };

@@ -55,7 +55,7 @@ std::string LastLine(const std::string& words) {
   return last;
 }
 
-// Between fork and exec of a threaded process: only async-signal-safe calls.
+// Between vfork and exec: on the parent's memory, so only calls that leave it as it is.
 [[noreturn]] void ExecChild(char* const* argv, const PlannerLimits& limits, int stderr_fd,
                             pid_t parent) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -69,6 +69,13 @@ std::string LastLine(const std::string& words) {
   setrlimit(RLIMIT_CPU, &cpu_limit);
   setrlimit(RLIMIT_AS, &address_limit);
   setrlimit(RLIMIT_CORE, &no_core);
+  // A handler of this process must not run in the child, which shares its memory.
+  for (int signal = 1; signal < NSIG; ++signal) {
+    struct sigaction ours {};
+    if (sigaction(signal, nullptr, &ours) != 0 || ours.sa_handler == SIG_DFL) continue;
+    ours = {};
+    sigaction(signal, &ours, nullptr);
+  }
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);
@@ -78,6 +85,20 @@ std::string LastLine(const std::string& words) {
   constexpr char kFailed[] = "cannot execute the planner\n";
   [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, kFailed, sizeof(kFailed) - 1);
   _exit(127);
+}
+
+// fork would copy the page tables of a coordinator that holds tens of thousands of ranks, for every
+// job it plans.
+pid_t Spawn(char* const* argv, const PlannerLimits& limits, int stderr_fd) {
+  const pid_t parent = getpid();
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_BLOCK, &all, &before);
+  const pid_t pid = vfork();
+  if (pid == 0) ExecChild(argv, limits, stderr_fd, parent);
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return pid;
 }
 
 }  // namespace
@@ -146,7 +167,6 @@ absl::Status PlannerPool::RunChild(const std::string& job_id,
   if (pipe2(words, O_CLOEXEC | O_NONBLOCK) != 0) {
     return absl::UnavailableError(absl::StrCat("pipe: ", std::strerror(errno)));
   }
-  const pid_t parent = getpid();
   pid_t pid = -1;
   int pidfd = -1;
   {
@@ -156,8 +176,7 @@ absl::Status PlannerPool::RunChild(const std::string& job_id,
       close(words[1]);
       return absl::CancelledError("the job was cancelled");
     }
-    pid = fork();
-    if (pid == 0) ExecChild(argv.data(), options_.limits, words[1], parent);
+    pid = Spawn(argv.data(), options_.limits, words[1]);
     if (pid > 0) pidfd = pidfd_open(pid, 0);
     if (pidfd >= 0) running_[job_id] = pidfd;
   }

@@ -44,6 +44,18 @@ struct CancelCall {
   v1::CancelRequest request;
   Done<v1::CancelResponse> done;
 };
+struct HoldCall {
+  v1::HoldRequest request;
+  Done<v1::HoldResponse> done;
+};
+struct ReleaseCall {
+  v1::ReleaseRequest request;
+  Done<v1::ReleaseResponse> done;
+};
+struct WhyCall {
+  v1::WhyRequest request;
+  Done<v1::WhyResponse> done;
+};
 struct GetJobCall {
   v1::GetJobRequest request;
   Done<v1::Job> done;
@@ -54,6 +66,26 @@ struct ListJobsCall {
 };
 struct ListNodesCall {
   Done<v1::ListNodesResponse> done;
+};
+struct CordonCall {
+  v1::CordonRequest request;
+  Done<v1::CordonResponse> done;
+};
+struct DrainCall {
+  v1::DrainRequest request;
+  Done<v1::DrainResponse> done;
+};
+struct UncordonCall {
+  v1::UncordonRequest request;
+  Done<v1::UncordonResponse> done;
+};
+struct FenceNodeCall {
+  v1::FenceNodeRequest request;
+  Done<v1::FenceNodeResponse> done;
+};
+struct ForgetNodeCall {
+  v1::ForgetNodeRequest request;
+  Done<v1::ForgetNodeResponse> done;
 };
 struct WatchCall {
   std::string job_id;
@@ -69,6 +101,11 @@ struct LogCall {
   std::string upload_id;
   Done<std::string> done;
 };
+// Copies the store into a new file at `path`; answers, on the store thread, with its revision.
+struct BackupCall {
+  std::string path;
+  Done<int64_t> done;
+};
 struct SessionMessage {
   SessionId session = 0;
   std::shared_ptr<WorkerLink> link;
@@ -83,8 +120,9 @@ struct PlanEnded {
 // Something became durable.
 struct Wake {};
 
-using Request =
-    std::variant<SubmitCall, CancelCall, GetJobCall, ListJobsCall, ListNodesCall, WatchCall,
-                 WatchEnded, LogCall, SessionMessage, SessionEnded, PlanEnded, Wake>;
+using Request = std::variant<SubmitCall, CancelCall, HoldCall, ReleaseCall, WhyCall, GetJobCall,
+                             ListJobsCall, ListNodesCall, CordonCall, DrainCall, UncordonCall,
+                             FenceNodeCall, ForgetNodeCall, WatchCall, WatchEnded, LogCall,
+                             BackupCall, SessionMessage, SessionEnded, PlanEnded, Wake>;
 
 }  // namespace upipe::coordinator

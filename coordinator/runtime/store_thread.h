@@ -4,8 +4,12 @@
 
 #include <atomic>
 #include <functional>
+#include <memory>
 #include <mutex>
+#include <optional>
+#include <string>
 #include <thread>
+#include <variant>
 #include <vector>
 
 #include "common/bounded_queue.h"
@@ -25,12 +29,18 @@ class StoreThread {
   // Commits what was handed over, then ends.
   ~StoreThread();
 
-  // Hands over the batches of one step; blocks while too many wait. Called by the deciding thread.
-  // Returns the step's number: it is durable once committed() is not below it.
+  // Hands over the batches of one step. Never blocks: the deciding thread, the only caller, hears
+  // heartbeats while a commit hangs, and bounds what waits. Returns the step's number: it is
+  // durable once committed() is not below it.
   uint64_t Commit(std::vector<Batch> batches);
   // Number of the last step handed over.
   uint64_t handed_over() const { return handed_over_; }
   uint64_t committed() const { return committed_; }
+
+  // Copies the store into a new file at `path`, in steps between commits, then calls `done` on the
+  // store thread with the revision it holds. One at a time. Cancelled: the thread ends first.
+  using CopyDone = std::function<void(absl::StatusOr<int64_t>)>;
+  void Copy(std::string path, CopyDone done);
 
   // Whether new jobs may be accepted: the disk has room. Thread-safe.
   absl::Status AcceptsSubmits() const;
@@ -40,15 +50,27 @@ class StoreThread {
     uint64_t number = 0;
     std::vector<Batch> batches;
   };
+  struct CopyRequest {
+    std::string path;
+    CopyDone done;
+  };
+  using Work = std::variant<Step, CopyRequest>;
   void Run();
+  // Takes `first` and what waits behind it. The number of the last step, 0 for none.
+  uint64_t Gather(std::optional<Work> first, std::vector<Batch>& group);
+  void BeginCopy(CopyRequest request);
+  void ContinueCopy();
+  void EndCopy(absl::StatusOr<int64_t> revision);
   void CheckBallast();
 
   Store& store_;
   Ballast& ballast_;
   const Hooks hooks_;
-  BoundedQueue<Step> queue_{256};
-  uint64_t handed_over_ = 0;  // deciding thread only
+  BoundedQueue<Work> queue_{1};  // pushed over its capacity
+  uint64_t handed_over_ = 0;     // deciding thread only
   std::atomic<uint64_t> committed_{0};
+  std::unique_ptr<StoreCopy> copy_;  // store thread only
+  CopyDone copy_done_;
   mutable std::mutex mutex_;
   absl::Status accepts_submits_;
   std::thread thread_;

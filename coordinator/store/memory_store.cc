@@ -43,4 +43,8 @@ absl::StatusOr<std::vector<Entry>> MemoryStore::List(absl::string_view prefix) {
   return entries;
 }
 
+absl::StatusOr<std::unique_ptr<StoreCopy>> MemoryStore::StartCopy(const std::string&) {
+  return absl::UnimplementedError("a store in memory has no file to copy");
+}
+
 }  // namespace upipe::coordinator

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,7 @@ class MemoryStore : public Store {
   absl::StatusOr<int64_t> Commit(absl::Span<const Batch> batches) override;
   absl::StatusOr<std::vector<Entry>> List(absl::string_view prefix) override;
   int64_t Revision() const override { return revision_; }
+  absl::StatusOr<std::unique_ptr<StoreCopy>> StartCopy(const std::string& path) override;
 
  private:
   struct Cell {

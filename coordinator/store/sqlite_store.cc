@@ -2,13 +2,25 @@
 
 #include <sqlite3.h>
 
+#include <algorithm>
+#include <vector>
+
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
+#include "coordinator/store/sqlite_copy.h"
+#include "coordinator/store/sqlite_status.h"
 
 namespace upipe::coordinator {
 namespace {
 
 constexpr int kSchemaVersion = 1;
+constexpr int kCheckpointPages = 1000;  // 4 MB of log
+
+// SQLite's own would swallow the errors of a checkpoint: a failed fsync is never retried.
+int CheckpointLongLog(void*, sqlite3* db, const char* schema, int pages) {
+  if (pages < kCheckpointPages) return SQLITE_OK;
+  return sqlite3_wal_checkpoint_v2(db, schema, SQLITE_CHECKPOINT_PASSIVE, nullptr, nullptr);
+}
 
 // Bound text and blobs outlive the step: SQLITE_STATIC needs no copy.
 void BindBytes(sqlite3_stmt* statement, int column, absl::string_view bytes) {
@@ -32,11 +44,12 @@ std::string PrefixEnd(absl::string_view prefix) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<SqliteStore>> SqliteStore::Open(const std::string& path) {
+absl::StatusOr<std::unique_ptr<SqliteStore>> SqliteStore::Open(const std::string& path,
+                                                               const std::string& vfs) {
   sqlite3* db = nullptr;
   const int flags = SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX;
-  const int rc = sqlite3_open_v2(path.c_str(), &db, flags, nullptr);
-  std::unique_ptr<SqliteStore> store(new SqliteStore(db, path));
+  const int rc = sqlite3_open_v2(path.c_str(), &db, flags, vfs.empty() ? nullptr : vfs.c_str());
+  std::unique_ptr<SqliteStore> store(new SqliteStore(db, path, vfs));
   if (rc != SQLITE_OK) return store->Error("open");
   UPIPE_RETURN_IF_ERROR(store->Initialize());
   return store;
@@ -50,16 +63,7 @@ SqliteStore::~SqliteStore() {
 }
 
 absl::Status SqliteStore::Error(absl::string_view attempted) const {
-  const int code = db_ == nullptr ? SQLITE_NOMEM : sqlite3_errcode(db_);
-  if (code == SQLITE_BUSY || code == SQLITE_LOCKED) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "another coordinator holds ", path_, "; stop it, or give this one another --state-dir"));
-  }
-  const std::string text = absl::StrCat(attempted, " ", path_, ": ",
-                                        db_ == nullptr ? "out of memory" : sqlite3_errmsg(db_));
-  if (code == SQLITE_FULL) return absl::ResourceExhaustedError(text);
-  if (code == SQLITE_CORRUPT || code == SQLITE_NOTADB) return absl::DataLossError(text);
-  return absl::UnavailableError(text);
+  return SqliteStatus(db_, attempted, path_);
 }
 
 absl::Status SqliteStore::Exec(const char* sql) {
@@ -72,28 +76,25 @@ absl::Status SqliteStore::Prepare(const char* sql, sqlite3_stmt** statement) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<int64_t> SqliteStore::IntegerOf(const char* sql) {
+  sqlite3_stmt* query = nullptr;
+  UPIPE_RETURN_IF_ERROR(Prepare(sql, &query));
+  const int rc = sqlite3_step(query);
+  const int64_t value = rc == SQLITE_ROW ? sqlite3_column_int64(query, 0) : 0;
+  const absl::Status error =
+      rc == SQLITE_ROW    ? absl::OkStatus()
+      : rc == SQLITE_DONE ? absl::DataLossError(absl::StrCat(sql, " ", path_, ": there is no row"))
+                          : Error(sql);
+  sqlite3_finalize(query);
+  if (!error.ok()) return error;
+  return value;
+}
+
 absl::Status SqliteStore::Initialize() {
-  // The exclusive lock is taken by the first write; BEGIN IMMEDIATE makes that happen here.
-  for (const char* sql : {"PRAGMA locking_mode=EXCLUSIVE", "PRAGMA journal_mode=WAL",
-                          "PRAGMA synchronous=FULL", "BEGIN IMMEDIATE"}) {
-    UPIPE_RETURN_IF_ERROR(Exec(sql));
-  }
-  sqlite3_stmt* version_query = nullptr;
-  UPIPE_RETURN_IF_ERROR(Prepare("PRAGMA user_version", &version_query));
-  const bool has_row = sqlite3_step(version_query) == SQLITE_ROW;
-  const int version = has_row ? sqlite3_column_int(version_query, 0) : -1;
-  sqlite3_finalize(version_query);
-  if (version != 0 && version != kSchemaVersion) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(path_, " has schema version ", version, ", this coordinator reads version ",
-                     kSchemaVersion, "; use the matching release or another --state-dir"));
-  }
-  if (version == 0) {
-    UPIPE_RETURN_IF_ERROR(Exec(
-        "CREATE TABLE entry(key BLOB PRIMARY KEY, value BLOB NOT NULL, revision INTEGER NOT NULL) "
-        "WITHOUT ROWID; CREATE TABLE head(revision INTEGER NOT NULL); INSERT INTO head VALUES(0);"
-        "PRAGMA user_version=1"));
-  }
+  UPIPE_RETURN_IF_ERROR(Lock());
+  UPIPE_RETURN_IF_ERROR(RewriteLog());
+  UPIPE_RETURN_IF_ERROR(SyncNames());
+  UPIPE_RETURN_IF_ERROR(PrepareSchema());
   UPIPE_RETURN_IF_ERROR(Exec("COMMIT"));
   UPIPE_RETURN_IF_ERROR(Prepare("SELECT revision FROM entry WHERE key=?1", &select_revision_));
   UPIPE_RETURN_IF_ERROR(
@@ -102,13 +103,82 @@ absl::Status SqliteStore::Initialize() {
               &put_));
   UPIPE_RETURN_IF_ERROR(Prepare("DELETE FROM entry WHERE key=?1", &remove_));
   UPIPE_RETURN_IF_ERROR(Prepare("UPDATE head SET revision=?1", &set_revision_));
-  sqlite3_stmt* head = nullptr;
-  UPIPE_RETURN_IF_ERROR(Prepare("SELECT revision FROM head", &head));
-  const bool found = sqlite3_step(head) == SQLITE_ROW;
-  if (found) revision_ = sqlite3_column_int64(head, 0);
-  sqlite3_finalize(head);
-  if (!found) return absl::DataLossError(absl::StrCat(path_, " has no head revision"));
+  UPIPE_ASSIGN_OR_RETURN(revision_, IntegerOf("SELECT revision FROM head"));
   return absl::OkStatus();
+}
+
+// The exclusive lock is taken by the first write: BEGIN IMMEDIATE, which stays open.
+absl::Status SqliteStore::Lock() {
+  for (const char* sql : {"PRAGMA locking_mode=EXCLUSIVE", "PRAGMA journal_mode=WAL",
+                          "PRAGMA synchronous=FULL", "BEGIN IMMEDIATE"}) {
+    UPIPE_RETURN_IF_ERROR(Exec(sql));
+  }
+  sqlite3_wal_hook(db_, CheckpointLongLog, nullptr);
+  return absl::OkStatus();
+}
+
+// After a failed fsync the kernel shows the log's bytes as clean, and no later fsync writes them:
+// commits that follow would hang on a hole. The same bytes written again are dirty again.
+absl::Status SqliteStore::RewriteLog() {
+  sqlite3_file* log = nullptr;
+  sqlite3_file_control(db_, "main", SQLITE_FCNTL_JOURNAL_POINTER, &log);
+  if (log == nullptr || log->pMethods == nullptr) return absl::OkStatus();
+  sqlite3_int64 size = 0;
+  int rc = log->pMethods->xFileSize(log, &size);
+  std::vector<char> piece(size_t{64} << 10);
+  for (sqlite3_int64 at = 0; rc == SQLITE_OK && at < size; at += piece.size()) {
+    const int bytes = static_cast<int>(std::min<sqlite3_int64>(piece.size(), size - at));
+    rc = log->pMethods->xRead(log, piece.data(), bytes, at);
+    if (rc == SQLITE_OK) rc = log->pMethods->xWrite(log, piece.data(), bytes, at);
+  }
+  if (rc == SQLITE_OK && size > 0) rc = log->pMethods->xSync(log, SQLITE_SYNC_NORMAL);
+  if (rc == SQLITE_OK) return absl::OkStatus();
+  return SqliteStatus(rc, "rewrite the log of", path_);
+}
+
+// An earlier process may have ended between making a file and syncing its name, and SQLite does
+// that only for files it makes itself. Removing any file syncs the folder.
+absl::Status SqliteStore::SyncNames() {
+  sqlite3_vfs* vfs = sqlite3_vfs_find(vfs_.empty() ? nullptr : vfs_.c_str());
+  const std::string name = path_ + "-names";
+  std::vector<char> memory(vfs->szOsFile);
+  sqlite3_file* file = reinterpret_cast<sqlite3_file*>(memory.data());
+  const int flags = SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_SUPER_JOURNAL;
+  int rc = vfs->xOpen(vfs, name.c_str(), file, flags, nullptr);
+  if (file->pMethods != nullptr) file->pMethods->xClose(file);
+  if (rc == SQLITE_OK) rc = vfs->xDelete(vfs, name.c_str(), /*syncDir=*/1);
+  return rc == SQLITE_OK ? absl::OkStatus() : SqliteStatus(rc, "sync the folder of", path_);
+}
+
+absl::Status SqliteStore::PrepareSchema() {
+  UPIPE_ASSIGN_OR_RETURN(const int64_t version, IntegerOf("PRAGMA user_version"));
+  UPIPE_ASSIGN_OR_RETURN(const int64_t tables, IntegerOf("SELECT count(*) FROM sqlite_schema"));
+  if (version == kSchemaVersion) return absl::OkStatus();
+  if (version == 0 && tables == 0) {
+    return Exec(
+        "CREATE TABLE entry(key BLOB PRIMARY KEY, value BLOB NOT NULL, revision INTEGER NOT NULL) "
+        "WITHOUT ROWID; CREATE TABLE head(revision INTEGER NOT NULL); INSERT INTO head VALUES(0);"
+        "PRAGMA user_version=1");
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      path_, " has schema version ", version, " and ", tables, " tables, this coordinator reads ",
+      "version ", kSchemaVersion, "; use the matching release or another --state-dir"));
+}
+
+absl::Status SqliteStore::CheckIntegrity() {
+  sqlite3_stmt* query = nullptr;
+  UPIPE_RETURN_IF_ERROR(Prepare("PRAGMA integrity_check(1)", &query));
+  const int rc = sqlite3_step(query);
+  const std::string found = rc == SQLITE_ROW ? ColumnBytes(query, 0) : "";
+  const absl::Status error = rc == SQLITE_ROW ? absl::OkStatus() : Error("check");
+  sqlite3_finalize(query);
+  if (!error.ok() || found == "ok") return error;
+  return absl::DataLossError(absl::StrCat(path_, " is damaged: ", found));
+}
+
+absl::StatusOr<std::unique_ptr<StoreCopy>> SqliteStore::StartCopy(const std::string& path) {
+  if (!broken_.ok()) return broken_;
+  return SqliteCopy::Start(db_, path, vfs_);
 }
 
 absl::StatusOr<int64_t> SqliteStore::RevisionOf(const std::string& key) {

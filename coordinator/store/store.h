@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -37,6 +38,16 @@ struct Batch {
 inline constexpr size_t kMaxBatchWrites = 128;
 inline constexpr size_t kMaxBatchBytes = size_t{1} << 20;  // keys and values together
 
+// A consistent copy in the making, in steps small enough to go between commits. Given up when
+// destroyed before it is whole. Used by the store's thread, destroyed before the store.
+class StoreCopy {
+ public:
+  virtual ~StoreCopy() = default;
+  // Copies some more. True: the copy is whole and holds the store as of now. An error ends the
+  // copy and leaves the store unharmed.
+  virtual absl::StatusOr<bool> Step() = 0;
+};
+
 // Used by one thread at a time.
 class Store {
  public:
@@ -54,6 +65,9 @@ class Store {
 
   // Revision of the last batch; 0 for an empty store.
   virtual int64_t Revision() const = 0;
+
+  // Begins a copy of the store into a new file at `path`. Unimplemented where the store is no file.
+  virtual absl::StatusOr<std::unique_ptr<StoreCopy>> StartCopy(const std::string& path) = 0;
 };
 
 // The limits every implementation shares.

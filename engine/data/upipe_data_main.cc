@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "common/parse_arguments.h"
 #include "common/status.h"
 #include "common/units.h"
 #include "engine/data/corpus_stats.h"
@@ -101,11 +102,7 @@ int Main(int argc, char** argv) {
   stats->add_option("DIR", folder, "Packed folder")->required();
   AddFormatOption(*stats, format);
 
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
-  }
+  if (const std::optional<int> over = ParseArguments(app, argc, argv)) return *over;
   const absl::Status status =
       *pack ? RunPack(options, max_bytes, format) : RunStats(folder, format);
   if (status.ok()) return 0;

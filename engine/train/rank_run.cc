@@ -9,8 +9,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/clock.h"
+#include "common/failpoint.h"
 #include "common/status.h"
 #include "engine/data/sequence_source.h"
+#include "engine/train/checkpointing.h"
 #include "engine/train/step.h"
 #include "kernels/device_factory.h"
 
@@ -109,7 +111,8 @@ class RankLoop {
       : run_(run),
         spec_(run.plan.spec()),
         mesh_(parallel::Mesh::From(spec_.parallel())),
-        group_(mesh_.SequenceGroup(run.rank)) {}
+        group_(mesh_.SequenceGroup(run.rank)),
+        state_(CheckpointFacts(run.plan).state()) {}
 
   absl::Status Run() {
     const parallel::TokenMap tokens = TokensOf(spec_);
@@ -133,26 +136,48 @@ class RankLoop {
                                        .mesh = mesh_});
     UPIPE_ASSIGN_OR_RETURN(const std::unique_ptr<TrainStep> step,
                            TrainStep::Create(context, run_.plan));
+    Checkpointing checkpoints({.step = *step,
+                               .context = context,
+                               .spec = spec_,
+                               .writer = run_.writer,
+                               .patience_at_end = run_.patience_at_end});
+    if (run_.resume != nullptr) {
+      UPIPE_ASSIGN_OR_RETURN(state_,
+                             checkpoints.Restore(*run_.resume, run_.plan, run_.stop_requested));
+    }
     if (run_.on_running) run_.on_running();
     const int64_t total = spec_.train().steps();
-    for (int64_t number = 1; number <= total; ++number) {
-      UPIPE_RETURN_IF_ERROR(OneStep(*step, train, held_out, number));
+    for (int64_t number = state_.step() + 1; number <= total; ++number) {
+      const StepStart start{SteadyClock::now(), run_.comm.stats()};
+      UPIPE_ASSIGN_OR_RETURN(const bool stop, checkpoints.AtBoundary(state_, StopRequested()));
+      if (stop) {
+        return Together(absl::CancelledError(absl::StrCat("asked to stop before step ", number)));
+      }
+      UPIPE_RETURN_IF_ERROR(OneStep(*step, train, held_out, number, start));
     }
+    const absl::Status committed = checkpoints.AtEnd(state_, [this] { return StopRequested(); });
+    if (!committed.ok()) return Together(committed);
     context.Mark(total, StepPass::kDone, -1, -1);
     UPIPE_RETURN_IF_ERROR(run_.comm.Barrier(*stream_));
     return stream_->Synchronize();
   }
 
  private:
+  bool StopRequested() const {
+    return run_.stop_requested != nullptr && run_.stop_requested->load(std::memory_order_relaxed);
+  }
+
+  // Of a step, its vote and the copy of a checkpoint that is begun before it included.
+  struct StepStart {
+    SteadyClock::time_point time;
+    comm::CommStats comm;
+  };
+
   absl::Status OneStep(TrainStep& step, const TokenReader& train,
-                       const std::optional<TokenReader>& held_out, int64_t number) {
-    const auto start = SteadyClock::now();
-    const comm::CommStats before = run_.comm.stats();
-    UPIPE_ASSIGN_OR_RETURN(const bool stop,
-                           step.AnyRank(run_.stop_requested != nullptr &&
-                                        run_.stop_requested->load(std::memory_order_relaxed)));
-    if (stop)
-      return Together(absl::CancelledError(absl::StrCat("asked to stop before step ", number)));
+                       const std::optional<TokenReader>& held_out, int64_t number,
+                       const StepStart& start) {
+    const auto data_start = SteadyClock::now();
+    UPIPE_RETURN_IF_ERROR(Failpoint(failpoints::kTrainerStep));
     std::vector<HostTokens> micro_steps;
     for (size_t micro = 0; micro < buffers_.size(); ++micro) {
       const int64_t sequence = SequenceOf(spec_, number, static_cast<int64_t>(micro), group_);
@@ -160,10 +185,11 @@ class RankLoop {
       micro_steps.push_back(std::move(tokens));
     }
     v1::StepReport report;
-    report.set_data_seconds(SecondsSince(start));
+    report.set_data_seconds(SecondsSince(data_start));
     UPIPE_ASSIGN_OR_RETURN(const StepResult result, step.Run(number, micro_steps));
-    report.set_step_seconds(SecondsSince(start));
-    AddResult(number, result, before, report);
+    report.set_step_seconds(SecondsSince(start.time));
+    Advance(result, step.applied_steps(), number);
+    AddResult(number, result, start.comm, report);
     const int64_t every = spec_.train().eval_every();
     if (held_out && (number == spec_.train().steps() || (every > 0 && number % every == 0))) {
       UPIPE_ASSIGN_OR_RETURN(const auto by_position, HeldOutLoss(step, *held_out, number));
@@ -175,16 +201,22 @@ class RankLoop {
     return CheckSkipped(result, number);
   }
 
+  void Advance(const StepResult& result, int64_t applied_steps, int64_t number) {
+    state_.set_step(number);
+    state_.set_applied_steps(applied_steps);
+    state_.set_skipped_steps(state_.skipped_steps() + (result.skipped ? 1 : 0));
+    state_.set_skipped_in_a_row(result.skipped ? state_.skipped_in_a_row() + 1 : 0);
+  }
+
   void AddResult(int64_t number, const StepResult& result, const comm::CommStats& before,
                  v1::StepReport& report) {
-    if (result.skipped) ++skipped_total_;
     report.set_step(number);
     report.set_total_steps(spec_.train().steps());
     report.set_loss(result.loss);
     report.set_grad_norm(result.grad_norm);
     report.set_learning_rate(result.learning_rate);
     report.set_skipped(result.skipped);
-    report.set_skipped_steps_total(skipped_total_);
+    report.set_skipped_steps_total(state_.skipped_steps());
     *report.mutable_loss_by_position() = ToMessages(result.by_position);
     const int64_t tokens = spec_.train().context() * SequencesPerStep(spec_);
     report.set_tokens(tokens);
@@ -238,12 +270,11 @@ class RankLoop {
   }
 
   absl::Status CheckSkipped(const StepResult& result, int64_t number) {
-    skipped_in_a_row_ = result.skipped ? skipped_in_a_row_ + 1 : 0;
-    if (skipped_in_a_row_ < spec_.optimizer().max_skipped_steps()) return absl::OkStatus();
-    return Together(absl::FailedPreconditionError(
-        absl::StrCat(skipped_in_a_row_, " updates in a row were skipped up to step ", number,
-                     ": gradient norm ", result.grad_norm, ", valid tokens ", result.valid_tokens,
-                     "; lower optimizer.learning_rate, or raise optimizer.max_skipped_steps")));
+    if (state_.skipped_in_a_row() < spec_.optimizer().max_skipped_steps()) return absl::OkStatus();
+    return Together(absl::FailedPreconditionError(absl::StrCat(
+        state_.skipped_in_a_row(), " updates in a row were skipped up to step ", number,
+        ": gradient norm ", result.grad_norm, ", valid tokens ", result.valid_tokens,
+        "; lower optimizer.learning_rate, or raise optimizer.max_skipped_steps")));
   }
 
   // `verdict` is one that every rank comes to at this step. Returns it when all have: the first to
@@ -261,8 +292,7 @@ class RankLoop {
   const int64_t group_;                // whose sequences this rank trains on
   std::vector<TokenBuffers> buffers_;  // of the micro-steps
   kernels::Stream* stream_ = nullptr;  // while Run runs
-  int64_t skipped_total_ = 0;
-  int32_t skipped_in_a_row_ = 0;
+  v1::TrainingState state_;            // what a checkpoint of now would go on from
 };
 
 }  // namespace
@@ -291,7 +321,7 @@ absl::StatusOr<std::unique_ptr<kernels::Device>> CreateRankDevice(const v1::RunP
 absl::Duration CollectiveDeadline(const v1::RunPlan& plan) {
   double flops = 0;
   for (const v1::RankPlan& rank : plan.ranks()) flops = std::max(flops, rank.step_flops());
-  return absl::Minutes(2) + absl::Seconds(flops / 1e9);
+  return absl::Minutes(2) + absl::Seconds(flops / 1e9) + CheckpointPatience(plan);
 }
 
 v1::MemoryUsage ToMessage(const kernels::MemoryStats& stats) {

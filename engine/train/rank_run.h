@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/position_page.h"
+#include "engine/checkpoint/writer.h"
 #include "engine/comm/communicator.h"
 #include "kernels/api/device.h"
 #include "upipe/v1/plan.pb.h"
@@ -28,13 +29,21 @@ struct RankRun {
   PositionPage* position = nullptr;
   std::function<void(const v1::StepReport&)> on_step = {};
   std::function<void()> on_running = {};  // all ranks are connected and agree on the schedule
-  const std::atomic<bool>* stop_requested =
-      nullptr;  // asks all ranks to leave before the next step
+  // Asks all ranks to checkpoint and leave at the next step boundary.
+  const std::atomic<bool>* stop_requested = nullptr;
+  // Where the spec has a checkpoint path: this rank's, over the job's folder, and what all ranks go
+  // on from; null = from the beginning. The writer is cancelled when TrainRank returns.
+  checkpoint::Writer* writer = nullptr;
+  const v1::CheckpointRef* resume = nullptr;
+  // How long the last checkpoint is tried again, in pauses of up to 30 s, before the run fails for
+  // it. Equal on all ranks.
+  absl::Duration patience_at_end;
 };
 
-// Blocking. OK after the last step; Cancelled when any rank was asked to stop; else the first error
-// of data, device, communicator or training (too many skipped steps: FailedPrecondition). On an
-// error the communicator is aborted.
+// Blocking. OK after the last step and, with a writer, when its checkpoint is committed; Cancelled
+// when any rank was asked to stop; else the first error of data, device, communicator, restoring or
+// training (too many skipped steps: FailedPrecondition). A checkpoint that fails earlier is a
+// problem for its writer to report, and the run goes on. On an error the communicator is aborted.
 absl::Status TrainRank(const RankRun& run);
 
 // The device a rank's plan asks for: backend, threads, an arena and a host pool of exactly the
@@ -43,7 +52,8 @@ absl::StatusOr<std::unique_ptr<kernels::Device>> CreateRankDevice(
     const v1::RunPlan& plan, int rank, const std::vector<int>& cpus = {});
 
 // How long one collective may wait for a peer: two minutes more than the busiest rank's whole step
-// takes at 1 GFLOP/s. Only a backstop: a dead peer is noticed by its worker.
+// takes at 1 GFLOP/s and, at the end, its part of a checkpoint. Only a backstop: a dead peer is
+// noticed by its worker.
 absl::Duration CollectiveDeadline(const v1::RunPlan& plan);
 
 // The allocator's numbers as messages carry them.

@@ -68,6 +68,9 @@ absl::Status TrainStep::Allocate() {
   UPIPE_ASSIGN_OR_RETURN(
       parameters_, model::ShardedParameters::Create(context_, layout_, plan_.spec().train().seed(),
                                                     policy.optimizer));
+  if (!plan_.spec().checkpoint().path().empty()) {
+    UPIPE_ASSIGN_OR_RETURN(snapshot_, Snapshot::Create(context_, *parameters_));
+  }
   model_ = std::make_unique<model::LlamaModel>(
       context_,
       model::LlamaParams{
@@ -132,13 +135,31 @@ absl::StatusOr<StepScalars::ByPosition> TrainStep::Evaluate(int64_t step, const 
   return scalars.by_position;
 }
 
-absl::StatusOr<bool> TrainStep::AnyRank(bool flag) {
+absl::StatusOr<BoundaryVote> TrainStep::Vote(const BoundaryVote& mine) {
   UPIPE_RETURN_IF_ERROR(context_.Settle());
-  UPIPE_RETURN_IF_ERROR(
-      context_.Fill(TensorView::Vector(scalars_.data(), DType::kFloat64, 1), flag ? 1 : 0));
-  UPIPE_RETURN_IF_ERROR(Reduce(1, comm::ReduceOp::kMax));
-  UPIPE_ASSIGN_OR_RETURN(const StepScalars scalars, ReadScalars());
-  return scalars.by_position[0].loss != 0;
+  vote_ = {mine.stop ? 1.0 : 0.0, mine.writing ? 1.0 : 0.0, static_cast<double>(mine.failed_step),
+           static_cast<double>(mine.sealed_step)};
+  kernels::Stream& stream = context_.stream();
+  context_.device().CopyFromHost(scalars_.data(), vote_.data(), sizeof(vote_), stream);
+  UPIPE_RETURN_IF_ERROR(Reduce(vote_.size(), comm::ReduceOp::kMax));
+  context_.device().CopyToHost(vote_.data(), scalars_.data(), sizeof(vote_), stream);
+  UPIPE_RETURN_IF_ERROR(stream.Synchronize());
+  return BoundaryVote{.stop = vote_[0] != 0,
+                      .writing = vote_[1] != 0,
+                      .failed_step = static_cast<int64_t>(vote_[2]),
+                      .sealed_step = static_cast<int64_t>(vote_[3])};
+}
+
+absl::StatusOr<std::vector<checkpoint::MemoryPiece>> TrainStep::TakeSnapshot() {
+  UPIPE_CHECK(snapshot_.has_value()) << "a snapshot without a checkpoint path";
+  UPIPE_RETURN_IF_ERROR(snapshot_->Take(context_, *parameters_));
+  return snapshot_->pieces();
+}
+
+absl::Status TrainStep::Restore(const checkpoint::Checkpoint& from, const std::atomic<bool>* stop) {
+  UPIPE_RETURN_IF_ERROR(RestoreShards(context_, *parameters_, from.content(), stop));
+  applied_steps_ = from.manifest().state().applied_steps();
+  return absl::OkStatus();
 }
 
 absl::Status TrainStep::ClearScalars() {

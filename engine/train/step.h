@@ -1,19 +1,24 @@
 // One rank's training step, and everything that lives from step to step. Read this first: life of a
 // step is
-//   vote to go on -> for each micro-step: tokens to the device -> forward, loss, backward
+//   vote at the boundary -> for each micro-step: tokens to the device -> forward, loss, backward
 //   (model/llama.h; attention/) -> gradients summed over ranks as each unit is done -> once:
 //   gradients over replicas -> loss, count and norm over everyone -> clip -> AdamW (optim/).
 // The planner runs this very class on the dry device, so its bytes cannot drift from a real run's.
 #pragma once
 
+#include <array>
+#include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "engine/checkpoint/job_folder.h"
 #include "engine/model/llama.h"
 #include "engine/optim/optimizer.h"
+#include "engine/train/snapshot.h"
 #include "upipe/v1/plan.pb.h"
 
 namespace upipe::train {
@@ -47,6 +52,14 @@ struct StepResult {
   optim::StepScalars::ByPosition by_position;  // of all ranks
 };
 
+// What ranks tell each other at a step boundary; all go by the largest of each.
+struct BoundaryVote {
+  bool stop = false;        // asked to leave
+  bool writing = false;     // the last checkpoint is still being written
+  int64_t failed_step = 0;  // of a checkpoint that could not be written; 0 = none
+  int64_t sealed_step = 0;  // of one that will not be given up any more
+};
+
 class TrainStep {
  public:
   // Allocates weights, gradients, moments and step buffers, initialises them and compares the
@@ -65,8 +78,17 @@ class TrainStep {
   // positions. Blocking, collective.
   absl::StatusOr<optim::StepScalars::ByPosition> Evaluate(int64_t step, const HostTokens& host);
 
-  // True on every rank when any rank asks: the ranks leave at the same step. Blocking, collective.
-  absl::StatusOr<bool> AnyRank(bool flag);
+  // The same answer on every rank: they leave, and checkpoint, at the same step. Blocking,
+  // collective.
+  absl::StatusOr<BoundaryVote> Vote(const BoundaryVote& mine);
+
+  // Copies this rank's part of a checkpoint; only where the spec has a checkpoint path, and while
+  // nobody reads the copy. Blocking. The pieces live as long as the step.
+  absl::StatusOr<std::vector<checkpoint::MemoryPiece>> TakeSnapshot();
+  // Goes on from there: weights, moments and the count of applied updates. Blocking. Cancelled when
+  // `stop` (may be null) becomes true.
+  absl::Status Restore(const checkpoint::Checkpoint& from, const std::atomic<bool>* stop);
+  int64_t applied_steps() const { return applied_steps_; }
 
   const parallel::TokenMap& tokens() const { return tokens_; }
   model::ShardedParameters& parameters() { return *parameters_; }
@@ -86,9 +108,11 @@ class TrainStep {
   model::ModelConfig config_;
   parallel::TokenMap tokens_;
   model::ParameterLayout layout_;
-  int64_t applied_steps_ = 0;  // updates not skipped: the bias correction's clock
+  int64_t applied_steps_ = 0;        // updates not skipped: the bias correction's clock
+  std::array<double, 4> vote_ = {};  // while it travels
   kernels::Buffer positions_, token_ids_, labels_, scalars_;
   std::unique_ptr<model::ShardedParameters> parameters_;
+  std::optional<Snapshot> snapshot_;  // where the spec has a checkpoint path
   std::unique_ptr<model::LlamaModel> model_;
 };
 

@@ -21,12 +21,13 @@ enum class MemoryTag : uint8_t {
   kLogits,        // loss tile logits
   kComm,          // scratch of collectives
   kWorkspace,     // op scratch, normalised tiles, tokens, labels, positions, step scalars
+  kCheckpoint,    // copy of weights and moments that is being written
 };
-inline constexpr int kNumMemoryTags = 13;
+inline constexpr int kNumMemoryTags = 14;
 
 inline constexpr std::array<const char*, kNumMemoryTags> kMemoryTagNames = {
-    "weights",  "gradients", "optimizer", "residual", "attn_q", "attn_kv",  "attn_exchange",
-    "attn_out", "attn_grad", "mlp",       "logits",   "comm",   "workspace"};
+    "weights",  "gradients", "optimizer", "residual", "attn_q", "attn_kv",   "attn_exchange",
+    "attn_out", "attn_grad", "mlp",       "logits",   "comm",   "workspace", "checkpoint"};
 
 constexpr const char* NameOf(MemoryTag tag) { return kMemoryTagNames[static_cast<int>(tag)]; }
 

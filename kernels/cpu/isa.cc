@@ -5,8 +5,11 @@
 
 #include <atomic>
 #include <cstdint>
+#include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "hwy/highway.h"
 
 namespace upipe::kernels {
@@ -50,6 +53,13 @@ std::string DispatchedIsa() {
 }
 
 std::string MatmulCore() { return openblas_get_corename(); }
+
+std::string Arithmetic() {
+  // "OpenBLAS 0.3.21 DYNAMIC_ARCH .."
+  const std::vector<std::string> openblas = absl::StrSplit(openblas_get_config(), ' ');
+  return absl::StrCat(DispatchedIsa(), ", ", openblas[0], " ",
+                      openblas.size() > 1 ? openblas[1] : "", " ", MatmulCore());
+}
 
 absl::Status CheckIsaName(absl::string_view name) {
   if (name == kAvx3Bf16) return absl::OkStatus();

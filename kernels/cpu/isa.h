@@ -18,6 +18,9 @@ bool HasBf16Products();
 // The OpenBLAS core of Matmul ("SkylakeX", "Zen", ..); chosen when the library loads
 // (OPENBLAS_CORETYPE).
 std::string MatmulCore();
+// What the bits of results depend on beside the plan and this build: "AVX3_BF16, OpenBLAS 0.3.21
+// SkylakeX".
+std::string Arithmetic();
 // InvalidArgument naming the known ones unless `name` is an instruction set CapIsa knows. Pure.
 absl::Status CheckIsaName(absl::string_view name);
 // Runs on `name` and nothing better from now on, process-wide. Call before the first op, from one

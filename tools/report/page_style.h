@@ -17,7 +17,7 @@ inline constexpr char kPageStyle[] = R"css(
   --weights: #1f4e8c; --gradients: #4a80c4; --optimizer: #97bce6; --residual: #3b9c83;
   --attn_q: #7c2d06; --attn_kv: #b4490f; --attn_exchange: #d97024; --attn_out: #ee9c55;
   --attn_grad: #f8c795;
-  --mlp: #7a5bb0; --logits: #a78fd1; --comm: #9a9da1; --workspace: #c4c6c8;
+  --mlp: #7a5bb0; --logits: #a78fd1; --comm: #9a9da1; --workspace: #c4c6c8; --checkpoint: #6fa3a8;
   --upipe: #d2601a; --upipe-plan: #f2b488; --ulysses: #5f6c7b; --ulysses-plan: #a9b3bf;
 }
 @media (prefers-color-scheme: dark) {
@@ -31,7 +31,7 @@ inline constexpr char kPageStyle[] = R"css(
     --weights: #3f77bd; --gradients: #6b9fdf; --optimizer: #a5c8f0; --residual: #4cb497;
     --attn_q: #a8430f; --attn_kv: #cb5f1d; --attn_exchange: #e67f35; --attn_out: #f2a463;
     --attn_grad: #f9ca9b;
-    --mlp: #9a7fce; --logits: #bda9e2; --comm: #84888d; --workspace: #5f6369;
+    --mlp: #9a7fce; --logits: #bda9e2; --comm: #84888d; --workspace: #5f6369; --checkpoint: #3f7f86;
     --upipe: #f2914f; --upipe-plan: #8f5a36; --ulysses: #a9b3bf; --ulysses-plan: #5b6470;
   }
 }

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "absl/strings/str_cat.h"
+#include "common/parse_arguments.h"
 #include "common/status.h"
 #include "tools/report/page.h"
 #include "tools/report/run_record.h"
@@ -73,7 +74,7 @@ int Main(int argc, char** argv) {
   app.add_option("--output", flags.output, "existing folder")
       ->required()
       ->check(CLI::ExistingDirectory);
-  CLI11_PARSE(app, argc, argv);
+  if (const std::optional<int> over = ParseArguments(app, argc, argv)) return *over;
   const absl::StatusOr<bool> good = Report(flags);
   if (good.ok()) return *good ? 0 : 1;
   std::cerr << "upipe-report: " << good.status().message() << "\n";

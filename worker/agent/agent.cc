@@ -6,6 +6,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "common/utf8.h"
 #include "worker/agent/cause.h"
 #include "worker/agent/reporting.h"
 
@@ -14,6 +15,23 @@ namespace {
 
 constexpr absl::Duration kDetachGrace =
     absl::Milliseconds(500);  // between a closed stream and the kill
+
+constexpr int kProblemsMax = 8;
+constexpr size_t kProblemCharacters = 512;
+constexpr size_t kEndCharacters = 4000;
+constexpr size_t kRanksMax = 4096;  // with those gone and not yet acknowledged
+
+// What the coordinator takes in a report.
+constexpr size_t kAddressBytesMax = 64 << 10;
+constexpr size_t kReferenceBytesMax = 1 << 10;  // of a checkpoint
+constexpr size_t kStepBytesMax = 64 << 10;
+
+bool IsTooLarge(const v1::TrainerMessage& message) {
+  return message.ready().address().size() > kAddressBytesMax ||
+         message.ready().resume().ByteSizeLong() > kReferenceBytesMax ||
+         message.committed().ByteSizeLong() > kReferenceBytesMax ||
+         message.report().ByteSizeLong() > kStepBytesMax;
+}
 
 bool IsGone(const Rank& rank) { return rank.report.state() == v1::RANK_STATE_GONE; }
 bool IsEnded(const Rank& rank) { return rank.report.state() >= v1::RANK_STATE_EXITED; }
@@ -44,8 +62,11 @@ class Decision {
   void On(const ProcessLaunchFailed& event);
   void On(const ProcessExited& event);
   void On(const ProcessGone& event);
+  void On(const PositionsRead& event);
+  void On(const JobLogsDeleted& event);
   void On(const Tick&) {}
-  void On(const Shutdown& event);
+  void On(const Leave& event);
+  void On(const Shutdown&) { KillEverything("its worker was told to stop"); }
 
  private:
   bool Accepts(const v1::Fence& fence);
@@ -54,15 +75,27 @@ class Decision {
   void Supersede(const v1::Fence& fence);
   void LaunchWaiting();
   void Stop(const v1::StopRanks& stop);
+  void DenyUnknown(const v1::Fence& fence, const v1::RankSlot& placed, const std::string& why);
   void Introduce(const v1::Peers& peers);
+  void Retain(const v1::RetainCheckpoints& retain);
+  void Notify(const RankKey& key, Rank& rank, v1::CauseKind kind, const std::string& why,
+              BootTime until);
+  void KeepLeaving();
+  void KillEverything(const std::string& why);
+  bool MayEnd() const;
   void Kill(const RankKey& key, Rank& rank, v1::CauseKind kind, const std::string& why,
             int64_t fence = 0);
   void KillSiblings(const RankKey& failed, const v1::Cause& cause);
+  void DropPeers(const std::string& nonce);
   void EndWithoutProcess(Rank& rank, v1::CauseKind kind, const std::string& why);
   void Attach(uint64_t connection, const v1::TrainerHello& hello);
   void Assign(Rank& rank);
+  void BecomeReady(const RankKey& key, Rank& rank, const v1::TrainerReady& ready);
+  void AddProblem(Rank& rank, const v1::CheckpointProblem& problem);
+  v1::Cause CauseOf(v1::CauseKind kind, const std::string& why) const;
   void SetState(Rank& rank, v1::RankState rank_state);
   void Reject(uint64_t connection, const std::string& why);
+  void Detach(uint64_t connection);
   void Tell(const std::string& text) { out_.push_back(NodeEvent{text}); }
   std::string Name(const Rank& rank) const {
     return absl::StrCat("rank ", rank.report.ref().rank(), " of ", FenceOf(rank).job_id(),
@@ -79,14 +112,28 @@ void Decision::SetState(Rank& rank, v1::RankState rank_state) {
   Changed(rank);
 }
 
-void Decision::EndWithoutProcess(Rank& rank, v1::CauseKind kind, const std::string& why) {
-  v1::Cause& cause = *rank.report.mutable_cause();
+v1::Cause Decision::CauseOf(v1::CauseKind kind, const std::string& why) const {
+  v1::Cause cause;
   cause.set_kind(kind);
   cause.set_message(why);
-  cause.set_rank(rank.report.ref().rank());
   cause.set_node(s_.identity.worker());
+  return cause;
+}
+
+void Decision::EndWithoutProcess(Rank& rank, v1::CauseKind kind, const std::string& why) {
+  *rank.report.mutable_cause() = CauseOf(kind, why);
+  rank.report.mutable_cause()->set_rank(rank.report.ref().rank());
   rank.gone_until.reset();
   SetState(rank, v1::RANK_STATE_GONE);
+  DropPeers(FenceOf(rank).nonce());
+}
+
+// Once nobody here can want them any more.
+void Decision::DropPeers(const std::string& nonce) {
+  const bool gone = std::all_of(s_.ranks.begin(), s_.ranks.end(), [&](const auto& entry) {
+    return entry.first.nonce != nonce || IsGone(entry.second);
+  });
+  if (gone) s_.peers.erase(nonce);
 }
 
 void Decision::Kill(const RankKey& key, Rank& rank, v1::CauseKind kind, const std::string& why,
@@ -94,11 +141,8 @@ void Decision::Kill(const RankKey& key, Rank& rank, v1::CauseKind kind, const st
   if (IsEnded(rank) || rank.kill_sent) return;
   if (!rank.launched) return EndWithoutProcess(rank, kind, why);
   rank.kill_sent = true;
-  if (rank.kill_cause.message().empty()) {
-    rank.kill_cause.set_kind(kind);
-    rank.kill_cause.set_message(why);
-    rank.kill_cause.set_node(s_.identity.worker());
-  }
+  rank.grace_until.reset();
+  rank.kill_cause = CauseOf(kind, why);
   if (!rank.gone_until.has_value()) rank.gone_until = now_ + s_.timing.kill_bound;
   out_.push_back(KillRank{key, FenceOf(rank).job_id(), fence});
 }
@@ -117,13 +161,14 @@ void Decision::EnforceAutonomy() {
 void Decision::RunTimers() {
   for (auto& [key, rank] : s_.ranks) {
     if (rank.grace_until.has_value() && now_ >= *rank.grace_until) {
-      rank.grace_until.reset();
-      Kill(key, rank, rank.kill_cause.kind(), "did not end within the grace");
+      Kill(key, rank, rank.kill_cause.kind(),
+           absl::StrCat(rank.kill_cause.message(), "; it did not leave within the grace"));
     }
     if (rank.detached_until.has_value() && now_ >= *rank.detached_until) {
       rank.detached_until.reset();
       Kill(key, rank, v1::CAUSE_KIND_INTERNAL,
-           "closed its stream to the worker and went on running");
+           rank.finished.has_value() ? "reported its end and went on running"
+                                     : "closed its stream to the worker and went on running");
     }
     if (rank.gone_until.has_value() && now_ >= *rank.gone_until) {
       rank.gone_until.reset();
@@ -134,17 +179,65 @@ void Decision::RunTimers() {
                         absl::FormatDuration(s_.timing.kill_bound)));
     }
   }
+  KeepLeaving();
   KeepSession(s_, now_, out_);
 }
 
 void Decision::Finish() {
   LaunchWaiting();
   FlushReports(s_, now_, out_);
-  if (!s_.shutdown_until.has_value()) return;
+  if (MayEnd()) out_.push_back(ShutdownComplete{});
+}
+
+// --- leaving ---
+
+void Decision::On(const Leave&) {
+  if (s_.left_at.has_value() || s_.shutdown_until.has_value()) return;
+  s_.left_at = now_;
+  s_.next_heartbeat = now_;  // tells the coordinator
+  Tell(absl::StrCat("leaving: takes no new ranks, and ends once its own have left, within ",
+                    absl::FormatDuration(s_.leave_grace)));
+  for (auto& [key, rank] : s_.ranks) {
+    if (!rank.launched) Kill(key, rank, v1::CAUSE_KIND_NODE_LOST, "its worker is leaving");
+  }
+}
+
+// The coordinator stops our ranks together with those of other workers. When it is silent we ask
+// them ourselves: a notice reaches the whole gang through any of its ranks.
+void Decision::KeepLeaving() {
+  if (!s_.left_at.has_value() || s_.shutdown_until.has_value()) return;
+  const BootTime until = *s_.left_at + s_.leave_grace;
+  if (now_ >= until) {
+    return KillEverything(absl::StrCat("its worker was told to stop, and it did not leave within ",
+                                       absl::FormatDuration(s_.leave_grace)));
+  }
+  if (s_.gave_notice || now_ < SilentWhileLeavingAt(s_)) return;
+  s_.gave_notice = true;
+  Tell("the coordinator does not answer: asking the ranks here to leave");
+  for (auto& [key, rank] : s_.ranks)
+    Notify(key, rank, v1::CAUSE_KIND_NODE_LOST, "its worker was told to stop", until);
+}
+
+void Decision::KillEverything(const std::string& why) {
+  if (s_.shutdown_until.has_value()) return;
+  s_.shutdown_until = now_ + s_.timing.kill_bound + absl::Seconds(1);
+  for (auto& [key, rank] : s_.ranks) Kill(key, rank, v1::CAUSE_KIND_NODE_LOST, why);
+}
+
+bool Decision::MayEnd() const {
+  if (s_.shutdown_until.has_value()) {
+    if (now_ >= *s_.shutdown_until) return true;
+  } else if (!s_.left_at.has_value()) {
+    return false;
+  }
   const bool all_gone = std::all_of(s_.ranks.begin(), s_.ranks.end(),
                                     [](const auto& entry) { return IsGone(entry.second); });
-  const bool told = s_.ranks.empty() || s_.phase != SessionPhase::kOpen;
-  if ((all_gone && told) || now_ >= *s_.shutdown_until) out_.push_back(ShutdownComplete{});
+  if (!all_gone) return false;
+  if (s_.shutdown_until.has_value()) return s_.ranks.empty() || s_.phase != SessionPhase::kOpen;
+  if (now_ >= SilentWhileLeavingAt(s_)) return true;
+  // Once it has acknowledged that we leave, no start is on its way any more.
+  return s_.ranks.empty() &&
+         (s_.phase != SessionPhase::kOpen || s_.last_acknowledged >= s_.left_at);
 }
 
 // --- the coordinator ---
@@ -179,6 +272,8 @@ void Decision::On(const FromCoordinator& event) {
       return Introduce(message.peers());
     case v1::CoordinatorMessage::kStop:
       return Stop(message.stop());
+    case v1::CoordinatorMessage::kRetain:
+      return Retain(message.retain());
     case v1::CoordinatorMessage::kOpenLog:
       if (IsPlainName(message.open_log().ref().fence().job_id()))
         out_.push_back(UploadLog{message.open_log()});
@@ -200,7 +295,7 @@ bool Decision::Accepts(const v1::Fence& fence) {
 
 std::string Decision::RefusalOf(const v1::StartRank& start) const {
   const v1::Fence& fence = start.ref().fence();
-  if (s_.shutdown_until.has_value()) return "the worker is shutting down";
+  if (s_.shutdown_until.has_value() || s_.left_at.has_value()) return "the worker is leaving";
   if (!IsPlainName(fence.job_id()) || !IsPlainName(fence.nonce())) {
     return "job id and nonce must be 1 to 128 letters, digits, '-', '_' or '.', and not start with "
            "'.'";
@@ -255,6 +350,13 @@ void Decision::Start(const v1::StartRank& start) {
     Changed(known->second);
     return;
   }
+  // An acknowledgement that came late does not make the time of what it allowed: the start is said
+  // again once a heartbeat is acknowledged.
+  if (s_.autonomous) return Tell("ignored a start: the deadline of this worker has passed");
+  if (s_.ranks.size() >= kRanksMax) {
+    return Tell(absl::StrCat("ignored a start: the coordinator has acknowledged none of ",
+                             s_.ranks.size(), " ranks"));
+  }
   const std::string refusal = RefusalOf(start);
   Rank& rank = s_.ranks[key];
   *rank.report.mutable_ref() = start.ref();
@@ -275,14 +377,15 @@ void Decision::Start(const v1::StartRank& start) {
 void Decision::LaunchWaiting() {
   for (auto& [key, rank] : s_.ranks) {
     if (rank.launched || rank.report.state() != v1::RANK_STATE_PLACED) continue;
+    const v1::Fence& fence = FenceOf(rank);
     const bool blocked = std::any_of(s_.ranks.begin(), s_.ranks.end(), [&](const auto& other) {
-      return !IsGone(other.second) && FenceOf(other.second).job_id() == FenceOf(rank).job_id() &&
-             FenceOf(other.second).generation() < FenceOf(rank).generation();
+      return !IsGone(other.second) && FenceOf(other.second).job_id() == fence.job_id() &&
+             FenceOf(other.second).generation() < fence.generation();
     });
     if (blocked) continue;
     rank.launched = true;
     out_.push_back(
-        LaunchRank{key, rank.report.slot(), FenceOf(rank).job_id(), FenceOf(rank).generation(),
+        LaunchRank{key, rank.report.slot(), fence.job_id(), fence.generation(),
                    std::max(1, rank.start->plan().spec().parallel().threads_per_rank())});
   }
 }
@@ -290,27 +393,49 @@ void Decision::LaunchWaiting() {
 void Decision::Stop(const v1::StopRanks& stop) {
   const v1::Fence& fence = stop.fence();
   if (!Accepts(fence)) return;
-  int64_t& stopped = s_.stopped_generation[fence.job_id()];
-  stopped = std::max(stopped, fence.generation());
-  for (auto& [key, rank] : s_.ranks) {
-    if (key.nonce != fence.nonce() || IsEnded(rank)) continue;
-    if (stop.grace_millis() <= 0 || !rank.launched) {
-      Kill(key, rank, v1::CAUSE_KIND_USER, stop.reason());
-      continue;
-    }
-    if (rank.terminate_sent) continue;
-    rank.terminate_sent = true;
-    rank.kill_cause.set_kind(v1::CAUSE_KIND_USER);
-    rank.kill_cause.set_message(stop.reason());
-    rank.kill_cause.set_node(s_.identity.worker());
-    rank.grace_until = now_ + absl::Milliseconds(stop.grace_millis());
-    if (rank.connection != 0) {
-      v1::WorkerCommand command;
-      command.mutable_stop()->set_reason(stop.reason());
-      out_.push_back(SendToTrainer{rank.connection, command});
-    }
-    out_.push_back(TerminateRank{key});
+  if (s_.newest_generation.contains(fence.job_id())) {
+    int64_t& stopped = s_.stopped_generation[fence.job_id()];
+    stopped = std::max(stopped, fence.generation());
   }
+  for (auto& [key, rank] : s_.ranks) {
+    if (key.nonce != fence.nonce()) continue;
+    if (stop.grace_millis() <= 0) {
+      Kill(key, rank, v1::CAUSE_KIND_USER, stop.reason());
+    } else {
+      Notify(key, rank, v1::CAUSE_KIND_USER, stop.reason(),
+             now_ + absl::Milliseconds(stop.grace_millis()));
+    }
+  }
+  for (const v1::RankSlot& placed : stop.ranks()) DenyUnknown(fence, placed, stop.reason());
+}
+
+// The start of a rank that is to stop never came, or was ignored; now it comes no more.
+void Decision::DenyUnknown(const v1::Fence& fence, const v1::RankSlot& placed,
+                           const std::string& why) {
+  const RankKey key{fence.nonce(), placed.rank()};
+  if (s_.ranks.contains(key) || s_.ranks.size() >= kRanksMax) return;
+  Rank& rank = s_.ranks[key];
+  *rank.report.mutable_ref()->mutable_fence() = fence;
+  rank.report.mutable_ref()->set_rank(placed.rank());
+  rank.report.set_slot(placed.slot());
+  EndWithoutProcess(rank, v1::CAUSE_KIND_USER, absl::StrCat(why, "; it had not started"));
+}
+
+// Asks a rank to leave at a step boundary, until `until`; an earlier bound stays. One that has not
+// begun to train has nothing to keep and ends at once.
+void Decision::Notify(const RankKey& key, Rank& rank, v1::CauseKind kind, const std::string& why,
+                      BootTime until) {
+  if (IsEnded(rank) || rank.kill_sent) return;
+  if (rank.report.state() != v1::RANK_STATE_RUNNING) return Kill(key, rank, kind, why);
+  rank.kill_cause = CauseOf(kind, why);
+  if (rank.grace_until.has_value()) {
+    rank.grace_until = std::min(*rank.grace_until, until);
+    return;
+  }
+  rank.grace_until = until;
+  v1::WorkerCommand command;
+  command.mutable_stop()->set_reason(why);
+  if (rank.connection != 0) out_.push_back(SendToTrainer{rank.connection, command});
 }
 
 void Decision::Introduce(const v1::Peers& peers) {
@@ -328,15 +453,36 @@ void Decision::Introduce(const v1::Peers& peers) {
   if (known) s_.peers[nonce] = peers;
 }
 
+void Decision::Retain(const v1::RetainCheckpoints& retain) {
+  if (!Accepts(retain.fence())) return;
+  const auto found = s_.ranks.find(RankKey{retain.fence().nonce(), 0});
+  if (found == s_.ranks.end() || IsEnded(found->second) || found->second.connection == 0) return;
+  v1::WorkerCommand command;
+  *command.mutable_retain() = retain;
+  out_.push_back(SendToTrainer{found->second.connection, command});
+}
+
 // --- trainers ---
 
 void Decision::Reject(uint64_t connection, const std::string& why) {
   Tell(absl::StrCat("closed a trainer's stream: ", why));
-  s_.connections.erase(connection);
+  Detach(connection);
   out_.push_back(CloseTrainer{connection});
 }
 
+// Of a rank whose stream is over the exit is due.
+void Decision::Detach(uint64_t connection) {
+  const auto found = s_.connections.find(connection);
+  if (found == s_.connections.end()) return;
+  Rank& rank = s_.ranks.at(found->second);
+  s_.connections.erase(found);
+  rank.connection = 0;
+  if (IsEnded(rank)) return;
+  rank.detached_until = now_ + (rank.finished.has_value() ? s_.timing.kill_bound : kDetachGrace);
+}
+
 void Decision::Attach(uint64_t connection, const v1::TrainerHello& hello) {
+  if (s_.connections.contains(connection)) return Reject(connection, "it said hello twice");
   const v1::Fence& fence = hello.ref().fence();
   const auto found = s_.ranks.find(RankKey{fence.nonce(), hello.ref().rank()});
   if (found == s_.ranks.end() || !found->second.launched || IsEnded(found->second) ||
@@ -377,20 +523,27 @@ void Decision::On(const FromTrainer& event) {
     if (!message.has_hello()) Reject(event.connection, "it did not say hello first");
     return;
   }
+  if (IsTooLarge(message)) {
+    return Reject(event.connection, absl::StrCat("its message of ", message.ByteSizeLong(),
+                                                 " bytes is more than a report may hold"));
+  }
   const RankKey& key = connection->second;
   Rank& rank = s_.ranks.at(key);
   out_.push_back(ReadTrainer{event.connection});
-  if (message.has_finished()) rank.finished = message.finished();
+  if (message.has_finished()) {
+    rank.finished = message.finished();
+    rank.finished->set_message(ToUtf8(message.finished().message(), kEndCharacters));
+  }
+  if (message.has_committed()) {  // a fact, also of a rank that has ended meanwhile
+    *rank.report.mutable_last_commit() = message.committed();
+    Changed(rank);
+    if (!IsGone(rank)) out_.push_back(RecordCheckpoint{rank.report.slot(), message.committed()});
+  } else if (message.has_problem()) {
+    AddProblem(rank, message.problem());
+  }
   if (IsEnded(rank)) return;
   if (message.has_ready()) {
-    rank.report.set_address(message.ready().address());
-    rank.report.set_plan_hash(message.ready().plan_hash());
-    SetState(rank, v1::RANK_STATE_READY);
-    if (const auto peers = s_.peers.find(key.nonce); peers != s_.peers.end()) {
-      v1::WorkerCommand command;
-      *command.mutable_peers() = peers->second;
-      out_.push_back(SendToTrainer{event.connection, command});
-    }
+    BecomeReady(key, rank, message.ready());
   } else if (message.has_running()) {
     SetState(rank, v1::RANK_STATE_RUNNING);
   } else if (message.has_report()) {
@@ -400,14 +553,31 @@ void Decision::On(const FromTrainer& event) {
   }
 }
 
-void Decision::On(const TrainerClosed& event) {
-  const auto connection = s_.connections.find(event.connection);
-  if (connection == s_.connections.end()) return;
-  Rank& rank = s_.ranks.at(connection->second);
-  s_.connections.erase(connection);
-  rank.connection = 0;
-  if (!rank.finished.has_value() && !IsEnded(rank)) rank.detached_until = now_ + kDetachGrace;
+void Decision::BecomeReady(const RankKey& key, Rank& rank, const v1::TrainerReady& ready) {
+  rank.report.set_address(ready.address());
+  rank.report.set_plan_hash(ready.plan_hash());
+  if (ready.has_resume()) *rank.report.mutable_resume() = ready.resume();
+  for (const v1::CheckpointProblem& problem : ready.passed_over()) AddProblem(rank, problem);
+  SetState(rank, v1::RANK_STATE_READY);
+  const auto peers = s_.peers.find(key.nonce);
+  if (peers == s_.peers.end()) return;
+  v1::WorkerCommand command;
+  *command.mutable_peers() = peers->second;
+  out_.push_back(SendToTrainer{rank.connection, command});
 }
+
+// The newest few: a full disk has one at every interval.
+void Decision::AddProblem(Rank& rank, const v1::CheckpointProblem& problem) {
+  auto& problems = *rank.report.mutable_problems();
+  if (problems.size() == kProblemsMax) problems.erase(problems.begin());
+  v1::CheckpointProblem& added = *problems.Add();
+  added = problem;
+  added.set_message(ToUtf8(problem.message(), kProblemCharacters));
+  Changed(rank);
+  out_.push_back(RecordProblem{rank.report.slot()});
+}
+
+void Decision::On(const TrainerClosed& event) { Detach(event.connection); }
 
 // --- processes ---
 
@@ -420,6 +590,7 @@ void Decision::On(const ProcessStarted& event) {
   if (rank.connection == 0) return;
   if (rank.claimed_pid == rank.pid) return Assign(rank);
   const uint64_t connection = std::exchange(rank.connection, 0);
+  s_.connections.erase(connection);  // the rank's own stream is still to come
   Reject(connection, absl::StrCat("process ", rank.claimed_pid, " claimed ", Name(rank),
                                   ", which is process ", rank.pid));
 }
@@ -434,6 +605,7 @@ void Decision::On(const ProcessLaunchFailed& event) {
   } else {
     EndWithoutProcess(rank, v1::CAUSE_KIND_LAUNCH, std::string(event.status.message()));
   }
+  out_.push_back(RecordExit{RankOutcome::kNotStarted});
   out_.push_back(ReleaseRank{event.key, rank.report.slot()});
   KillSiblings(event.key, rank.report.cause());
 }
@@ -453,19 +625,26 @@ void Decision::On(const ProcessExited& event) {
   Rank& rank = found->second;
   const ProcessExit& exit = event.exit;
   const bool ended_well = EndedWell(rank, exit);
-  if (!ended_well) {
+  const bool on_notice = LeftOnNotice(rank, exit);
+  rank.report.set_stopped_on_notice(on_notice);
+  if (!ended_well && !on_notice) {
     *rank.report.mutable_cause() = CauseOfExit(rank, exit, event.positions);
     rank.report.mutable_cause()->set_node(s_.identity.worker());
   }
   if (exit.exit_code.has_value()) rank.report.set_exit_code(*exit.exit_code);
   if (exit.signal.has_value()) rank.report.set_signal(*exit.signal);
   rank.report.set_signal_sent_by_worker(SignalSentByWorker(rank, exit));
+  out_.push_back(RecordExit{ended_well                       ? RankOutcome::kFinished
+                            : on_notice                      ? RankOutcome::kLeftOnNotice
+                            : SignalSentByWorker(rank, exit) ? RankOutcome::kKilled
+                                                             : RankOutcome::kFailed});
   rank.grace_until.reset();
   rank.detached_until.reset();
   if (!rank.gone_until.has_value() && !rank.report.quarantined())
     rank.gone_until = now_ + s_.timing.kill_bound;
   SetState(rank, v1::RANK_STATE_EXITED);
-  if (!ended_well && !rank.terminate_sent) KillSiblings(event.key, rank.report.cause());
+  // A gang leaves together: each on its own, once the last collective is over.
+  if (!ended_well && !on_notice) KillSiblings(event.key, rank.report.cause());
 }
 
 void Decision::On(const ProcessGone& event) {
@@ -473,20 +652,41 @@ void Decision::On(const ProcessGone& event) {
   if (found == s_.ranks.end() || IsGone(found->second)) return;
   Rank& rank = found->second;
   rank.gone_until.reset();
+  if (rank.report.quarantined())
+    Tell(absl::StrCat("slot ", rank.report.slot(), " is out of quarantine: ", Name(rank),
+                      " is proven gone"));
   rank.report.set_quarantined(false);
   SetState(rank, v1::RANK_STATE_GONE);
   out_.push_back(ReleaseRank{event.key, rank.report.slot()});
-  const bool last = std::all_of(s_.ranks.begin(), s_.ranks.end(), [&](const auto& entry) {
-    return entry.first.nonce != event.key.nonce || IsGone(entry.second);
-  });
-  if (last) s_.peers.erase(event.key.nonce);
+  DropPeers(event.key.nonce);
 }
 
-void Decision::On(const Shutdown&) {
-  if (s_.shutdown_until.has_value()) return;
-  s_.shutdown_until = now_ + s_.timing.kill_bound + absl::Seconds(1);
-  for (auto& [key, rank] : s_.ranks)
-    Kill(key, rank, v1::CAUSE_KIND_NODE_LOST, "its worker was told to stop");
+void Decision::On(const PositionsRead& event) {
+  s_.next_look = now_ + s_.timing.heartbeat;
+  for (const auto& [nonce, positions] : event.attempts) {
+    for (const v1::RankPosition& position : positions) {
+      const auto found = s_.ranks.find(RankKey{nonce, position.rank()});
+      if (found == s_.ranks.end()) continue;
+      Rank& rank = found->second;
+      // A pause of this machine stopped the ranks as well: no gap counts for more than two looks.
+      const bool moved =
+          !rank.position_read_at.has_value() || position.changes() != rank.position.changes();
+      rank.in_place =
+          moved ? absl::ZeroDuration()
+                : rank.in_place + std::min(now_ - *rank.position_read_at, s_.timing.heartbeat * 2);
+      rank.position_read_at = now_;
+      rank.position = position;
+    }
+  }
+}
+
+void Decision::On(const JobLogsDeleted& event) {
+  const bool here = std::any_of(s_.ranks.begin(), s_.ranks.end(), [&](const auto& entry) {
+    return FenceOf(entry.second).job_id() == event.job;
+  });
+  if (here) return;
+  s_.newest_generation.erase(event.job);
+  s_.stopped_generation.erase(event.job);
 }
 
 }  // namespace
@@ -501,6 +701,14 @@ Actions Step(State& state, const Event& event, BootTime now) {
   return out;
 }
 
+bool PositionsDue(const State& state, BootTime now) {
+  if (now < state.next_look && (state.phase != SessionPhase::kOpen || now < state.next_heartbeat)) {
+    return false;
+  }
+  return std::any_of(state.ranks.begin(), state.ranks.end(),
+                     [](const auto& entry) { return IsLive(entry.second); });
+}
+
 BootTime NextWake(const State& state, BootTime now) {
   BootTime wake = now + state.timing.heartbeat;
   const auto consider = [&wake](const std::optional<BootTime>& time) {
@@ -510,6 +718,10 @@ BootTime NextWake(const State& state, BootTime now) {
   if (state.phase == SessionPhase::kOpen) consider(state.next_heartbeat);
   if (state.last_acknowledged.has_value() && !state.autonomous) {
     consider(*state.last_acknowledged + state.timing.autonomy);
+  }
+  if (state.left_at.has_value()) {
+    consider(*state.left_at + state.leave_grace);
+    if (now < SilentWhileLeavingAt(state)) consider(SilentWhileLeavingAt(state));
   }
   consider(state.shutdown_until);
   for (const auto& [key, rank] : state.ranks) {

@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "common/clock.h"
+#include "upipe/v1/report.pb.h"
 #include "upipe/v1/trainer_service.pb.h"
 #include "upipe/v1/worker_service.pb.h"
 #include "worker/agent/rank_process.h"
@@ -48,16 +49,28 @@ struct ProcessLaunchFailed {
 struct ProcessExited {
   RankKey key;
   ProcessExit exit;
-  std::vector<RankPosition> positions;
+  std::vector<v1::RankPosition> positions;
 };
 struct ProcessGone {
   RankKey key;
 };  // the proof: reaped, tree empty, shared memory removed
+// Of every attempt that has live ranks here, by nonce; read now. Asked for by PositionsDue.
+struct PositionsRead {
+  std::map<std::string, std::vector<v1::RankPosition>> attempts;
+};
+// The last log of a job is off this disk: nothing else is kept of it either.
+struct JobLogsDeleted {
+  std::string job;
+};
 struct Tick {};
-struct Shutdown {};
-using Event =
-    std::variant<SessionClosed, FromCoordinator, FromTrainer, TrainerClosed, ProcessStarted,
-                 ProcessLaunchFailed, ProcessExited, ProcessGone, Tick, Shutdown>;
+struct Leave {};     // gracefully: the ranks go first, on the coordinator's order
+struct Shutdown {};  // at once
+using Event = std::variant<SessionClosed, FromCoordinator, FromTrainer, TrainerClosed,
+                           ProcessStarted, ProcessLaunchFailed, ProcessExited, ProcessGone,
+                           PositionsRead, JobLogsDeleted, Tick, Leave, Shutdown>;
+
+// How a rank ended, as counted.
+enum class RankOutcome { kFinished, kLeftOnNotice, kKilled, kFailed, kNotStarted };
 
 // Actions, carried out in order.
 struct OpenSession {
@@ -76,9 +89,6 @@ struct LaunchRank {  // journal, then fork
   int64_t generation = 0;
   int threads = 1;
 };
-struct TerminateRank {
-  RankKey key;
-};  // SIGTERM
 // SIGKILL of the whole tree. With a fence the journal first records that generations of `job` below
 // it are over.
 struct KillRank {
@@ -101,6 +111,16 @@ struct RecordStep {
   int slot = 0;
   v1::StepReport report;
 };
+struct RecordCheckpoint {
+  int slot = 0;
+  v1::CheckpointRef committed;
+};
+struct RecordProblem {
+  int slot = 0;
+};
+struct RecordExit {
+  RankOutcome outcome = RankOutcome::kFailed;
+};
 struct ReleaseRank {
   RankKey key;
   int slot = 0;
@@ -112,9 +132,10 @@ struct NodeEvent {
   std::string text;
 };
 struct ShutdownComplete {};
-using Action = std::variant<OpenSession, CloseSession, SendToCoordinator, LaunchRank, TerminateRank,
-                            KillRank, SendToTrainer, ReadTrainer, CloseTrainer, RecordStep,
-                            ReleaseRank, UploadLog, NodeEvent, ShutdownComplete>;
+using Action =
+    std::variant<OpenSession, CloseSession, SendToCoordinator, LaunchRank, KillRank, SendToTrainer,
+                 ReadTrainer, CloseTrainer, RecordStep, RecordCheckpoint, RecordProblem, RecordExit,
+                 ReleaseRank, UploadLog, NodeEvent, ShutdownComplete>;
 using Actions = std::vector<Action>;
 
 struct TimingRules {
@@ -131,12 +152,15 @@ struct Rank {
   uint64_t connection = 0;  // the trainer's stream, 0 = none
   int claimed_pid = 0;      // of a hello that came before ProcessStarted
   std::optional<v1::TrainerFinished> finished;
-  bool terminate_sent = false;
   bool kill_sent = false;
-  v1::Cause kill_cause;  // why the worker killed it; empty on the coordinator's order
+  v1::Cause kill_cause;  // why it was told to leave or killed
   std::optional<BootTime> grace_until;
-  std::optional<BootTime> detached_until;  // its stream closed without Finished
+  std::optional<BootTime> detached_until;  // its stream closed: its exit is due
   std::optional<BootTime> gone_until;      // kill bound K
+
+  v1::RankPosition position;  // as last read
+  absl::Duration in_place;    // since `position` changed, of the time this worker was awake
+  std::optional<BootTime> position_read_at;
 
   uint64_t version = 1;               // grows when `report` changes
   bool acknowledged = false;          // of this version
@@ -150,8 +174,8 @@ struct State {
   TimingRules timing;
   int64_t epoch = 0;  // highest coordinator epoch seen
   std::map<RankKey, Rank> ranks;
-  std::map<std::string, int64_t> newest_generation;   // by job
-  std::map<std::string, int64_t> stopped_generation;  // by job
+  std::map<std::string, int64_t> newest_generation;   // by job, until JobLogsDeleted
+  std::map<std::string, int64_t> stopped_generation;  // by job, of those
   std::map<std::string, v1::Peers> peers;             // by nonce
   std::map<uint64_t, RankKey> connections;
 
@@ -160,17 +184,24 @@ struct State {
   uint64_t next_sequence = 1;
   std::map<uint64_t, BootTime> heartbeats;                   // sent, not acknowledged
   std::map<uint64_t, std::pair<RankKey, uint64_t>> reports;  // sequence -> rank, version
-  BootTime greeted_at, heard_at, next_heartbeat, reconnect_at;
+  BootTime greeted_at, heard_at, next_heartbeat, reconnect_at, next_look;
   absl::Duration backoff;
   std::string told_refusal;  // why there is no session, as last told
 
-  std::optional<BootTime> last_acknowledged;  // send time of the last acknowledged heartbeat
-  bool autonomous = false;                    // the deadline passed: own ranks were killed
+  std::optional<BootTime> last_acknowledged;       // send time of the last acknowledged heartbeat
+  bool autonomous = false;                         // the deadline passed: own ranks were killed
+  absl::Duration leave_grace = absl::Minutes(10);  // from Leave to the kill of what still runs
+  std::optional<BootTime> left_at;                 // Leave came
+  bool gave_notice = false;                        // leaving without the coordinator
   std::optional<BootTime> shutdown_until;
 };
 
 // Deterministic, no I/O. The autonomy deadline is looked at before the event.
 Actions Step(State& state, const Event& event, BootTime now);
+
+// Whether PositionsRead should be the next event: once every H, before the heartbeat that tells
+// them.
+bool PositionsDue(const State& state, BootTime now);
 
 // When Step must be called with Tick at the latest.
 BootTime NextWake(const State& state, BootTime now);

@@ -44,10 +44,21 @@ void DescribeExitCode(const Rank& rank, const ProcessExit& exit, v1::Cause& caus
     cause.set_message(absl::StrCat("left with exit code ", code, " before it reported its end"));
     return;
   }
-  if (rank.finished->peer_failure()) cause.set_kind(v1::CAUSE_KIND_PEER_FAILURE);
+  const bool aborted = rank.finished->code() == static_cast<int>(absl::StatusCode::kAborted);
+  if (rank.finished->peer_failure()) {
+    cause.set_kind(v1::CAUSE_KIND_PEER_FAILURE);
+  } else if (aborted) {  // it held itself to the worker's deadline, before the worker did
+    cause.set_kind(v1::CAUSE_KIND_NODE_LOST);
+  }
   cause.set_message(
       absl::StrCat(rank.finished->message().empty() ? "reported success" : rank.finished->message(),
                    " (exit code ", code, ")"));
+}
+
+// The time of its worker was over: it may have left by itself a moment before the kill, and said so
+// to nobody.
+bool PastTheDeadline(const Rank& rank) {
+  return rank.kill_sent && rank.kill_cause.kind() == v1::CAUSE_KIND_NODE_LOST;
 }
 
 }  // namespace
@@ -56,38 +67,53 @@ bool EndedWell(const Rank& rank, const ProcessExit& exit) {
   return exit.exit_code == 0 && rank.finished.has_value() && rank.finished->code() == 0;
 }
 
-bool SignalSentByWorker(const Rank& rank, const ProcessExit& exit) {
-  return (rank.kill_sent && !exit.died_before_kill && exit.signal == SIGKILL) ||
-         (rank.terminate_sent && exit.signal == SIGTERM);
+bool LeftOnNotice(const Rank& rank, const ProcessExit& exit) {
+  return exit.exit_code.has_value() && rank.finished.has_value() &&
+         rank.finished->code() == static_cast<int>(absl::StatusCode::kCancelled);
 }
 
-std::string DescribeCulprit(const std::vector<RankPosition>& positions) {
+bool SignalSentByWorker(const Rank& rank, const ProcessExit& exit) {
+  return rank.kill_sent && !exit.died_before_kill && exit.signal == SIGKILL;
+}
+
+std::string DescribePosition(const v1::RankPosition& position) {
+  std::string text = absl::StrCat("step ", position.step(), ", ", position.pass());
+  if (position.layer() >= 0) absl::StrAppend(&text, ", layer ", position.layer());
+  if (position.stage() >= 0) absl::StrAppend(&text, ", stage ", position.stage());
+  absl::StrAppend(&text, position.in_collective() ? ", inside collective " : ", after collective ",
+                  position.collective());
+  return text;
+}
+
+std::string DescribeCulprit(const std::vector<v1::RankPosition>& positions) {
   if (positions.empty()) return "";
   const auto [low, high] = std::minmax_element(
-      positions.begin(), positions.end(),
-      [](const RankPosition& a, const RankPosition& b) { return a.collective < b.collective; });
+      positions.begin(), positions.end(), [](const v1::RankPosition& a, const v1::RankPosition& b) {
+        return a.collective() < b.collective();
+      });
   std::string text;
   if (positions.size() > 1) {
-    text = low->collective == high->collective
-               ? absl::StrCat("every rank here is at collective ", low->collective)
-               : absl::StrCat("rank ", low->rank, " is behind, at collective ", low->collective,
-                              " of ", high->collective);
+    text = low->collective() == high->collective()
+               ? absl::StrCat("every rank here is at collective ", low->collective())
+               : absl::StrCat("rank ", low->rank(), " is behind, at collective ", low->collective(),
+                              " of ", high->collective());
   }
-  for (const RankPosition& position : positions) {
-    absl::StrAppend(&text, text.empty() ? "" : "; ", "rank ", position.rank, ": ", position.text);
+  for (const v1::RankPosition& position : positions) {
+    absl::StrAppend(&text, text.empty() ? "" : "; ", "rank ", position.rank(), ": ",
+                    DescribePosition(position));
   }
   return text;
 }
 
 v1::Cause CauseOfExit(const Rank& rank, const ProcessExit& exit,
-                      const std::vector<RankPosition>& positions) {
+                      const std::vector<v1::RankPosition>& positions) {
   v1::Cause cause;
   std::string evidence;
   if (exit.signal.has_value() && !SignalSentByWorker(rank, exit)) {
     DescribeSignal(exit, cause, evidence);
-  } else if (rank.kill_sent || rank.terminate_sent) {
+  } else if (exit.signal.has_value() || PastTheDeadline(rank)) {
     cause = rank.kill_cause;
-  } else {
+  } else {  // it ended by itself, whatever was on its way to it
     DescribeExitCode(rank, exit, cause);
   }
   cause.set_rank(rank.report.ref().rank());

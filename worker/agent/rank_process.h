@@ -16,18 +16,11 @@ struct RankKey {
   auto operator<=>(const RankKey&) const = default;
 };
 
-// Where a rank was, read from its position page.
-struct RankPosition {
-  int rank = 0;
-  int64_t collective = 0;
-  std::string text;
-};
-
 // How a trainer process ended, as the launcher saw it.
 struct ProcessExit {
   std::optional<int> exit_code;
   std::optional<int> signal;
-  std::string oom_evidence;         // non-empty: a counter of OOM kills grew while it ran
+  std::string oom_evidence;         // non-empty: the best sign that the kernel killed it for memory
   bool died_before_kill = false;    // it was ending before the launcher was told to kill it
   bool oom_counters_known = false;  // false: no counter was readable, so a stray SIGKILL may be one
   std::vector<std::string> log_tail;

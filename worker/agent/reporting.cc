@@ -47,7 +47,11 @@ void Greet(State& state, BootTime now, Actions& out) {
   v1::WorkerMessage message;
   v1::Hello& hello = *message.mutable_hello();
   hello = state.identity;
+  hello.set_session_number(static_cast<int64_t>(state.session));
   hello.set_epoch(state.epoch);
+  hello.set_leaving(state.left_at.has_value());
+  hello.mutable_newest_generations()->insert(state.newest_generation.begin(),
+                                             state.newest_generation.end());
   for (auto& [key, rank] : state.ranks) {
     rank.acknowledged = false;
     rank.resend_at.reset();
@@ -56,7 +60,34 @@ void Greet(State& state, BootTime now, Actions& out) {
   Send(state, std::move(message), out);
 }
 
+v1::Heartbeat HeartbeatOf(const State& state) {
+  v1::Heartbeat heartbeat;
+  heartbeat.set_leaving(state.left_at.has_value());
+  v1::AttemptPositions* attempt = nullptr;
+  for (const auto& [key, rank] : state.ranks) {  // by nonce, then rank
+    if (!IsLive(rank) || !rank.position_read_at.has_value()) continue;
+    if (attempt == nullptr || attempt->fence().nonce() != key.nonce) {
+      attempt = heartbeat.add_attempts();
+      *attempt->mutable_fence() = rank.report.ref().fence();
+      attempt->mutable_fence()->clear_epoch();
+    }
+    v1::RankPosition& position = *attempt->add_ranks();
+    position = rank.position;
+    position.set_seconds_in_place(absl::ToDoubleSeconds(rank.in_place));
+  }
+  return heartbeat;
+}
+
 }  // namespace
+
+bool IsLive(const Rank& rank) {
+  return rank.launched && rank.report.state() < v1::RANK_STATE_EXITED;
+}
+
+BootTime SilentWhileLeavingAt(const State& state) {
+  const BootTime since = std::max(*state.left_at, state.last_acknowledged.value_or(*state.left_at));
+  return since + std::max(state.timing.kill_bound, state.timing.heartbeat * kSilentHeartbeats);
+}
 
 void Changed(Rank& rank) {
   ++rank.version;
@@ -68,8 +99,8 @@ void LoseSession(State& state, BootTime now) {
   state.phase = SessionPhase::kClosed;
   state.heartbeats.clear();
   state.reports.clear();
-  state.backoff =
-      std::clamp(state.backoff * 2, kBackoffMin, std::min(kBackoffMax, state.timing.heartbeat * 2));
+  state.backoff = std::min({std::max(state.backoff * 2, kBackoffMin), kBackoffMax,
+                            state.timing.heartbeat * 2});  // a short heartbeat goes below the least
   state.reconnect_at = now + state.backoff;
 }
 
@@ -132,7 +163,7 @@ void KeepSession(State& state, BootTime now, Actions& out) {
   }
   if (state.phase != SessionPhase::kOpen || now < state.next_heartbeat) return;
   v1::WorkerMessage message;
-  message.mutable_heartbeat();
+  *message.mutable_heartbeat() = HeartbeatOf(state);
   const uint64_t sequence = Send(state, std::move(message), out);
   state.heartbeats[sequence] = now;
   DropOldest(state.heartbeats);

@@ -8,6 +8,12 @@ namespace upipe::worker {
 // The rank's report changed: whatever was acknowledged is old.
 void Changed(Rank& rank);
 
+// A trainer process may be at work.
+bool IsLive(const Rank& rank);
+
+// While leaving: when the coordinator counts as silent, should it say nothing more.
+BootTime SilentWhileLeavingAt(const State& state);
+
 void LoseSession(State& state, BootTime now);
 void AcceptHelloAck(State& state, const v1::HelloAck& ack, BootTime now, Actions& out);
 void AcceptHeartbeatAck(State& state, uint64_t sequence);

@@ -9,17 +9,22 @@
 #include <cerrno>
 #include <fstream>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "worker/launcher/proc_scan.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 
 namespace upipe::worker {
 namespace {
 
-// Mount point of the hierarchy of `type` whose super options hold `option` ("" = any), from
-// mountinfo: id parent dev root mountpoint options [optional fields] - type source super-options.
-std::string FindMount(const std::string& type, const std::string& option) {
+struct Mount {
+  std::string root;   // the cgroup that shows at `point`
+  std::string point;  // empty: not mounted
+};
+
+// The hierarchy of `type` whose super options hold `option` ("" = any), from mountinfo: id parent
+// dev root mountpoint options [optional fields] - type source super-options.
+Mount FindMount(const std::string& type, const std::string& option) {
   std::ifstream mounts("/proc/self/mountinfo");
   std::string line;
   while (std::getline(mounts, line)) {
@@ -30,9 +35,9 @@ std::string FindMount(const std::string& type, const std::string& option) {
     if (before.size() < 5 || after.size() < 3 || after[0] != type) continue;
     const std::vector<std::string> options = absl::StrSplit(after[2], ',');
     if (option.empty() || std::find(options.begin(), options.end(), option) != options.end())
-      return before[4];
+      return {before[3], before[4]};
   }
-  return "";
+  return {};
 }
 
 // This process's path in the hierarchy of `controller` ("" = the unified one), from
@@ -47,6 +52,12 @@ std::string OwnPath(const std::string& controller) {
   return "";
 }
 
+// Where the cgroup `path` shows below `mount`; the mount point for one outside of it.
+std::string FolderOf(const Mount& mount, absl::string_view path) {
+  if (mount.root != "/" && !absl::ConsumePrefix(&path, mount.root)) path = "";
+  return path == "/" ? mount.point : absl::StrCat(mount.point, path);
+}
+
 bool WriteFile(const std::string& path, const std::string& text) {
   const int fd = open(path.c_str(), O_WRONLY | O_CLOEXEC);
   if (fd < 0) return false;
@@ -55,20 +66,16 @@ bool WriteFile(const std::string& path, const std::string& text) {
   return written;
 }
 
-std::string V1OomControl() {
-  const std::string mount = FindMount("cgroup", "memory");
-  if (mount.empty()) return "";
-  const std::string own = absl::StrCat(mount, OwnPath("memory"), "/memory.oom_control");
-  return access(own.c_str(), R_OK) == 0 ? own : absl::StrCat(mount, "/memory.oom_control");
-}
-
 }  // namespace
 
+Cgroup2Place OwnCgroup2() {
+  const Mount mount = FindMount("cgroup2", "");
+  return {mount.point, mount.point.empty() ? "" : FolderOf(mount, OwnPath(""))};
+}
+
 std::optional<std::string> FindWritableCgroup2() {
-  const std::string mount = FindMount("cgroup2", "");
-  if (mount.empty()) return std::nullopt;
-  const std::string own = OwnPath("");
-  const std::string folder = own == "/" ? mount : mount + own;
+  const std::string folder = OwnCgroup2().folder;
+  if (folder.empty()) return std::nullopt;
   const std::string probe = absl::StrCat(folder, "/upipe-probe-", getpid());
   if (mkdir(probe.c_str(), 0755) != 0) return std::nullopt;
   const bool usable = access((probe + "/cgroup.procs").c_str(), W_OK) == 0 &&
@@ -99,27 +106,11 @@ bool RemoveEmptyCgroup(const std::string& path) {
   return rmdir(path.c_str()) == 0 || errno == ENOENT;  // EBUSY while a process is in it
 }
 
-OomCounters ReadOomCounters(const std::string& cgroup) {
-  OomCounters counters;
-  if (!cgroup.empty()) counters.memory_events = ReadCounter(cgroup + "/memory.events", "oom_kill");
-  counters.v1_control = ReadCounter(V1OomControl(), "oom_kill");
-  counters.machine = ReadCounter("/proc/vmstat", "oom_kill");
-  return counters;
-}
-
-std::string OomEvidence(const OomCounters& before, const OomCounters& after) {
-  const auto grew = [](int64_t from, int64_t to) { return from >= 0 && to > from; };
-  if (grew(before.memory_events, after.memory_events)) {
-    return absl::StrCat("memory.events oom_kill +", after.memory_events - before.memory_events);
-  }
-  if (grew(before.v1_control, after.v1_control)) {
-    return absl::StrCat("memory.oom_control oom_kill +", after.v1_control - before.v1_control);
-  }
-  if (grew(before.machine, after.machine)) {
-    return absl::StrCat("/proc/vmstat oom_kill +", after.machine - before.machine,
-                        ", anywhere on this machine");
-  }
-  return "";
+std::string V1OomControl() {
+  const Mount mount = FindMount("cgroup", "memory");
+  if (mount.point.empty()) return "";
+  const std::string own = FolderOf(mount, OwnPath("memory")) + "/memory.oom_control";
+  return access(own.c_str(), R_OK) == 0 ? own : mount.point + "/memory.oom_control";
 }
 
 }  // namespace upipe::worker

@@ -1,5 +1,5 @@
 // cgroup2 as the container of process trees: membership and cgroup.kill need no controller. Found
-// through mountinfo, wherever it is mounted; also the memory counters that tell an OOM kill.
+// through mountinfo, wherever it is mounted; also where this process lives in the hierarchies.
 #pragma once
 
 #include <optional>
@@ -21,16 +21,14 @@ std::vector<int> CgroupProcesses(const std::string& path);
 // True when no process is left and the folder is removed (or was never there).
 bool RemoveEmptyCgroup(const std::string& path);
 
-// OOM kills counted so far; -1 = this counter cannot be read.
-struct OomCounters {
-  int64_t memory_events = -1;  // of the rank's own cgroup2
-  int64_t v1_control = -1;     // of the worker's v1 memory cgroup
-  int64_t machine = -1;        // /proc/vmstat
+// Where this process lives in the unified hierarchy; all empty when none is mounted.
+struct Cgroup2Place {
+  std::string mount;
+  std::string folder;
 };
-OomCounters ReadOomCounters(const std::string& cgroup);
+Cgroup2Place OwnCgroup2();
 
-// The best evidence that a process was killed for memory between two readings, "" when there is
-// none.
-std::string OomEvidence(const OomCounters& before, const OomCounters& after);
+// memory.oom_control of the v1 memory cgroup this process lives in; "" when there is none.
+std::string V1OomControl();
 
 }  // namespace upipe::worker

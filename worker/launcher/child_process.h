@@ -23,8 +23,8 @@ struct Child {
 };
 
 // Forks and execs: a session of its own, SIGKILLed when the calling *thread* ends, no descriptor
-// but 0-3, default signals, oom_score_adj +900. Returns after exec succeeded; on an error no
-// process is left.
+// but 0-3, default signals, oom_score_adj +900. Returns after exec succeeded, or did not within a
+// second: one that fails later ends with code 127. On an error no process is left.
 absl::StatusOr<Child> StartChild(const ChildSetup& setup);
 
 }  // namespace upipe::worker

@@ -20,27 +20,24 @@ void FakeLauncher::Launch(LaunchSpec spec) {
 }
 
 void FakeLauncher::Exit(const RankKey& key, ProcessExit exit) {
-  if (live_.erase(key) == 0) return;
+  const auto found = live_.find(key);
+  if (found == live_.end() || std::exchange(found->second.ended, true)) return;
   due_.push_back(TreeExited{key, std::move(exit)});
   due_.push_back(TreeGone{key});
-}
-
-void FakeLauncher::Terminate(const RankKey& key) {
-  const auto found = live_.find(key);
-  if (found != live_.end() && !found->second.ignores_terminate)
-    Exit(key, ProcessExit{.signal = SIGTERM});
 }
 
 void FakeLauncher::Kill(const RankKey& key) { Exit(key, ProcessExit{.signal = SIGKILL}); }
 
 void FakeLauncher::KillSuperseded(const RankKey& key, const std::string&, int64_t) { Kill(key); }
 
-std::vector<RankPosition> FakeLauncher::ReadPositions(const std::string& nonce) {
-  std::vector<RankPosition> positions;
+std::vector<v1::RankPosition> FakeLauncher::ReadPositions(const std::string& nonce) {
+  std::vector<v1::RankPosition> positions;
   for (const auto& [key, process] : live_) {
     if (key.nonce != nonce) continue;
-    positions.push_back(
-        {key.rank, process.collective, absl::StrCat("collective ", process.collective)});
+    v1::RankPosition& position = positions.emplace_back();
+    position.set_rank(key.rank);
+    position.set_changes(process.changes);
+    position.set_collective(process.collective);
   }
   return positions;
 }
@@ -49,6 +46,7 @@ bool FakeLauncher::Pump() {
   if (due_.empty()) return false;
   LaunchEvent event = std::move(due_.front());
   due_.pop_front();
+  if (const auto* gone = std::get_if<TreeGone>(&event); gone != nullptr) live_.erase(gone->key);
   sink_(std::move(event));
   return true;
 }

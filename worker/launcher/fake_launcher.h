@@ -16,24 +16,24 @@ class FakeLauncher : public ProcessLauncher {
   std::string containment() const override { return "fake"; }
   // A binary that does not exist on disk fails to launch, as a real one would.
   void Launch(LaunchSpec spec) override;
-  void Terminate(const RankKey& key) override;
   void Kill(const RankKey& key) override;
   void KillSuperseded(const RankKey& key, const std::string& job, int64_t generation) override;
   void SetDeadline(BootTime) override {}  // invented processes take no steps
-  std::vector<RankPosition> ReadPositions(const std::string& nonce) override;
+  std::vector<v1::RankPosition> ReadPositions(const std::string& nonce) override;
 
   void Exit(const RankKey& key, ProcessExit exit);
   void SetPosition(const RankKey& key, int64_t collective) {
     live_.at(key).collective = collective;
+    ++live_.at(key).changes;
   }
-  void IgnoreTerminate(const RankKey& key) { live_.at(key).ignores_terminate = true; }
   // Delivers what is due; true when something was.
   bool Pump();
 
  private:
   struct Process {
     int64_t collective = 0;
-    bool ignores_terminate = false;
+    uint64_t changes = 0;
+    bool ended = false;  // its position is there until the proof
   };
   const Sink sink_;
   int next_pid_ = 1000;

@@ -13,6 +13,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "common/ids.h"
+#include "common/log.h"
 #include "common/status.h"
 
 namespace upipe::worker {
@@ -44,6 +46,17 @@ std::string StartLine(const JournalEntry& entry) {
                       entry.key.rank, " ", entry.cgroup.empty() ? "-" : entry.cgroup);
 }
 
+std::string PidLine(const RankKey& key, const ProcessId& process, const std::string& boot) {
+  return absl::StrCat("pid ", key.nonce, " ", key.rank, " ", process.pid, " ", process.start_ticks,
+                      " ", boot);
+}
+
+std::string OpenedLine(const std::string& state_id, int64_t start_number) {
+  return absl::StrCat("opened ", state_id, " ", start_number);
+}
+
+constexpr int64_t kRewriteBytes = 1 << 20;
+
 }  // namespace
 
 absl::StatusOr<Journal> Journal::Open(const std::string& state_dir) {
@@ -63,6 +76,9 @@ absl::StatusOr<Journal> Journal::Open(const std::string& state_dir) {
     return absl::ErrnoToStatus(errno, absl::StrCat("cannot cut the torn end of ", journal.path_));
   }
   UPIPE_RETURN_IF_ERROR(SyncFolder(state_dir));
+  if (journal.state_id_.empty()) journal.state_id_ = RandomNonce();
+  UPIPE_RETURN_IF_ERROR(
+      journal.Append(OpenedLine(journal.state_id_, journal.start_number_ + 1), true));
   return journal;
 }
 
@@ -71,7 +87,10 @@ Journal::Journal(Journal&& other) noexcept
       lock_fd_(std::exchange(other.lock_fd_, -1)),
       fd_(std::exchange(other.fd_, -1)),
       whole_bytes_(other.whole_bytes_),
+      rewritten_bytes_(other.rewritten_bytes_),
       failed_(other.failed_),
+      state_id_(std::move(other.state_id_)),
+      start_number_(other.start_number_),
       entries_(std::move(other.entries_)),
       generations_(std::move(other.generations_)) {}
 
@@ -103,29 +122,33 @@ absl::Status Journal::ApplyLine(const std::string& line) {
                         [&](const auto& entry) { return entry.key == key; });
   };
   JournalEntry entry;
+  const auto rank_in = [&](const std::string& word) {
+    return absl::SimpleAtoi(word, &entry.key.rank) && entry.key.rank >= 0;
+  };
   if (words[0] == "start" && words.size() == 6 && absl::SimpleAtoi(words[2], &entry.generation) &&
-      absl::SimpleAtoi(words[4], &entry.key.rank)) {
+      rank_in(words[4])) {
     entry.job = words[1];
     entry.key.nonce = words[3];
     if (words[5] != "-") entry.cgroup = words[5];
     int64_t& newest = generations_[entry.job];
     newest = std::max(newest, entry.generation);
     entries_.push_back(entry);
+  } else if (words[0] == "opened" && words.size() == 3 &&
+             absl::SimpleAtoi(words[2], &start_number_) && start_number_ >= 1) {
+    state_id_ = words[1];
   } else if (words[0] == "fence" && words.size() == 3 &&
              absl::SimpleAtoi(words[2], &entry.generation)) {
     int64_t& newest = generations_[words[1]];
     newest = std::max(newest, entry.generation);
-  } else if (words[0] == "pid" && words.size() == 6 &&
-             absl::SimpleAtoi(words[2], &entry.key.rank) &&
-             absl::SimpleAtoi(words[3], &entry.process.pid) &&
+  } else if (words[0] == "pid" && words.size() == 6 && rank_in(words[2]) &&
+             absl::SimpleAtoi(words[3], &entry.process.pid) && entry.process.pid > 0 &&
              absl::SimpleAtoi(words[4], &entry.process.start_ticks)) {
     entry.key.nonce = words[1];
     if (const auto found = find(entry.key); found != entries_.end()) {
       found->process = entry.process;
       found->boot = words[5];
     }
-  } else if (words[0] == "gone" && words.size() == 3 &&
-             absl::SimpleAtoi(words[2], &entry.key.rank)) {
+  } else if (words[0] == "gone" && words.size() == 3 && rank_in(words[2])) {
     entry.key.nonce = words[1];
     if (const auto found = find(entry.key); found != entries_.end()) entries_.erase(found);
   } else {
@@ -134,10 +157,23 @@ absl::Status Journal::ApplyLine(const std::string& line) {
   return absl::OkStatus();
 }
 
-absl::Status Journal::Compact() {
-  std::string text;
+absl::Status Journal::Forget(const std::optional<std::set<std::string>>& jobs) {
+  entries_.clear();
+  if (jobs.has_value()) {
+    std::erase_if(generations_, [&](const auto& entry) { return !jobs->contains(entry.first); });
+  }
+  return Rewrite();
+}
+
+absl::Status Journal::Rewrite() {
+  std::string text = absl::StrCat(OpenedLine(state_id_, start_number_), "\n");
   for (const auto& [job, generation] : generations_)
     absl::StrAppend(&text, "fence ", job, " ", generation, "\n");
+  for (const JournalEntry& entry : entries_) {
+    absl::StrAppend(&text, StartLine(entry), "\n");
+    if (entry.process.pid != 0)
+      absl::StrAppend(&text, PidLine(entry.key, entry.process, entry.boot), "\n");
+  }
   const std::string next = path_ + ".next";
   const int fd = open(next.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
   if (fd < 0) return absl::ErrnoToStatus(errno, absl::StrCat("cannot open ", next));
@@ -151,9 +187,10 @@ absl::Status Journal::Compact() {
     return status;
   }
   close(std::exchange(fd_, fd));
-  whole_bytes_ = static_cast<int64_t>(text.size());
-  entries_.clear();
-  return SyncFolder(path_.substr(0, path_.rfind('/')));
+  whole_bytes_ = rewritten_bytes_ = static_cast<int64_t>(text.size());
+  status = SyncFolder(path_.substr(0, path_.rfind('/')));
+  failed_ |= !status.ok();  // after a power loss the old file could be back
+  return status;
 }
 
 absl::Status Journal::Append(const std::string& line, bool sync) {
@@ -166,9 +203,17 @@ absl::Status Journal::Append(const std::string& line, bool sync) {
                                                     "; make room on its disk"));
   }
   whole_bytes_ += static_cast<int64_t>(line.size()) + 1;
-  if (!sync || fdatasync(fd_) == 0) return absl::OkStatus();
-  failed_ = true;
-  return absl::ErrnoToStatus(errno, absl::StrCat("cannot sync ", path_));
+  if (sync && fdatasync(fd_) != 0) {
+    failed_ = true;
+    return absl::ErrnoToStatus(errno, absl::StrCat("cannot sync ", path_));
+  }
+  UPIPE_RETURN_IF_ERROR(ApplyLine(line));
+  if (whole_bytes_ < std::max(kRewriteBytes, 4 * rewritten_bytes_)) return absl::OkStatus();
+  rewritten_bytes_ = whole_bytes_;  // should it fail, not at each line again: the old file stays
+  if (absl::Status status = Rewrite(); !status.ok()) {
+    UPIPE_LOG(WARNING) << "the journal stays long: " << status.ToString();
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Journal::AppendStart(const JournalEntry& entry) {
@@ -176,9 +221,7 @@ absl::Status Journal::AppendStart(const JournalEntry& entry) {
 }
 
 absl::Status Journal::AppendPid(const RankKey& key, const ProcessId& process) {
-  return Append(absl::StrCat("pid ", key.nonce, " ", key.rank, " ", process.pid, " ",
-                             process.start_ticks, " ", BootId()),
-                false);
+  return Append(PidLine(key, process, BootId()), false);
 }
 
 absl::Status Journal::AppendFence(const std::string& job, int64_t generation) {

@@ -18,11 +18,13 @@
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/clock.h"
+#include "common/failpoint.h"
 #include "common/log.h"
 #include "common/position_page.h"
 #include "common/status.h"
 #include "worker/launcher/cgroup.h"
 #include "worker/launcher/child_process.h"
+#include "worker/launcher/oom_evidence.h"
 #include "worker/launcher/proc_scan.h"
 #include "worker/launcher/recovery.h"
 
@@ -34,6 +36,15 @@ constexpr int kIdlePollMillis = 1000;  // between collections of adopted zombies
 constexpr absl::Duration kStopPatience =
     absl::Seconds(10);  // for trees that will not die; the journal names them
 constexpr absl::Duration kDrainPatience = absl::Milliseconds(200);
+
+std::optional<std::set<std::string>> JobsWithLogs(const std::string& log_root) {
+  if (log_root.empty()) return std::nullopt;
+  std::set<std::string> jobs;
+  std::error_code error;
+  for (const auto& folder : std::filesystem::directory_iterator(log_root, error))
+    jobs.insert(folder.path().filename().string());
+  return jobs;
+}
 
 }  // namespace
 
@@ -47,12 +58,13 @@ struct PosixLauncher::Tree {
   std::string cgroup;
   bool kill_requested = false;
   bool died_before_kill = false;
-  bool terminate_requested = false;
   // Launcher thread:
   std::atomic<int> pid{0};
   bool reaped = false;
   std::set<ProcessId> seen;  // every process of it, whose shared memory it must not leave
+  std::string name;          // of its program
   OomCounters oom_before;
+  std::optional<KernelLog> kernel_log;  // from before the fork
 
   ~Tree() {
     if (pidfd >= 0) close(pidfd);
@@ -63,7 +75,7 @@ absl::StatusOr<std::unique_ptr<PosixLauncher>> PosixLauncher::Create(
     const PosixLauncherOptions& options, RankRecorder& recorder, Sink sink) {
   UPIPE_ASSIGN_OR_RETURN(Journal journal, Journal::Open(options.state_dir));
   UPIPE_RETURN_IF_ERROR(KillLeftovers(journal.entries(), options.recovery_bound));
-  UPIPE_RETURN_IF_ERROR(journal.Compact());
+  UPIPE_RETURN_IF_ERROR(journal.Forget(JobsWithLogs(options.log_root)));
   if (prctl(PR_SET_CHILD_SUBREAPER, 1) != 0)
     return absl::ErrnoToStatus(errno, "cannot become a subreaper");
   std::optional<std::string> cgroup_root;
@@ -78,6 +90,8 @@ PosixLauncher::PosixLauncher(Journal journal, RankRecorder& recorder, Sink sink,
       recorder_(recorder),
       sink_(std::move(sink)),
       cgroup_root_(std::move(cgroup_root)),
+      state_id_(journal_.state_id()),
+      start_number_(journal_.start_number()),
       generations_(journal_.generations()) {
   wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   UPIPE_CHECK(wake_fd_ >= 0) << "eventfd: errno " << errno;
@@ -134,18 +148,6 @@ void PosixLauncher::Launch(LaunchSpec spec) {
   Post(LaunchCommand{std::move(tree), std::move(spec)});
 }
 
-void PosixLauncher::Terminate(const RankKey& key) {
-  const std::shared_ptr<Tree> tree = Find(key);
-  if (tree == nullptr) return;
-  int pidfd = -1;
-  {
-    std::lock_guard lock(mutex_);
-    tree->terminate_requested = true;
-    pidfd = tree->pidfd;
-  }
-  if (pidfd >= 0) syscall(SYS_pidfd_send_signal, pidfd, SIGTERM, nullptr, 0);
-}
-
 void PosixLauncher::Kill(const RankKey& key) {
   const std::shared_ptr<Tree> tree = Find(key);
   if (tree == nullptr) return;
@@ -156,12 +158,12 @@ void PosixLauncher::Kill(const RankKey& key) {
     tree->died_before_kill |= dying && !tree->kill_requested;
     tree->kill_requested = true;
   }
-  Signal(*tree, SIGKILL);
+  SendKill(*tree);
 }
 
 // From any thread. Nothing happens before the fork: the launcher thread looks at the request after
 // it.
-void PosixLauncher::Signal(Tree& tree, int signal) {
+void PosixLauncher::SendKill(Tree& tree) {
   int pidfd = -1;
   std::string cgroup;
   {
@@ -169,8 +171,8 @@ void PosixLauncher::Signal(Tree& tree, int signal) {
     pidfd = tree.pidfd;
     cgroup = tree.cgroup;
   }
-  if (signal == SIGKILL && !cgroup.empty()) KillCgroup(cgroup);
-  if (pidfd >= 0) syscall(SYS_pidfd_send_signal, pidfd, signal, nullptr, 0);
+  if (!cgroup.empty()) KillCgroup(cgroup);
+  if (pidfd >= 0) syscall(SYS_pidfd_send_signal, pidfd, SIGKILL, nullptr, 0);
 }
 
 void PosixLauncher::KillSuperseded(const RankKey& key, const std::string& job, int64_t generation) {
@@ -190,12 +192,20 @@ void PosixLauncher::WriteDeadline(Tree& tree) const {
                                                   std::memory_order_relaxed);
 }
 
-std::vector<RankPosition> PosixLauncher::ReadPositions(const std::string& nonce) {
-  std::vector<RankPosition> positions;
+std::vector<v1::RankPosition> PosixLauncher::ReadPositions(const std::string& nonce) {
+  std::vector<v1::RankPosition> positions;
   for (const auto& tree : Trees()) {
     if (tree->key.nonce != nonce || !tree->position.has_value()) continue;
     const PositionPage& page = tree->position->page();
-    positions.push_back({tree->key.rank, page.collective.load(), DescribePosition(page)});
+    v1::RankPosition& position = positions.emplace_back();
+    position.set_rank(tree->key.rank);
+    position.set_changes(page.sequence.load(std::memory_order_acquire));
+    position.set_step(page.step.load());
+    position.set_pass(NameOf(static_cast<StepPass>(page.pass.load())));
+    position.set_layer(page.layer.load());
+    position.set_stage(page.stage.load());
+    position.set_collective(page.collective.load());
+    position.set_in_collective(page.in_collective.load() != 0);
   }
   return positions;
 }
@@ -267,14 +277,12 @@ void PosixLauncher::Do(LaunchCommand& command) {
   const absl::Status status = Fork(tree, command.spec);
   if (status.ok()) {
     Emit(TreeStarted{tree.key, tree.pid});
-    bool kill_requested = false, terminate_requested = false;
+    bool kill_requested = false;
     {
       std::lock_guard lock(mutex_);
       kill_requested = tree.kill_requested;
-      terminate_requested = tree.terminate_requested;
     }
-    if (terminate_requested) Signal(tree, SIGTERM);
-    if (kill_requested) Signal(tree, SIGKILL);
+    if (kill_requested) SendKill(tree);
     return;
   }
   recorder_.FinishLog(tree.key, kDrainPatience);
@@ -305,14 +313,20 @@ absl::Status PosixLauncher::Fork(Tree& tree, const LaunchSpec& spec) {
   JournalEntry entry{spec.key, spec.job, spec.generation};
   entry.cgroup = CgroupOf(spec.key);
   UPIPE_RETURN_IF_ERROR(journal_.AppendStart(entry));
+  UPIPE_RETURN_IF_ERROR(Failpoint(failpoints::kWorkerJournaled));
   if (!entry.cgroup.empty()) UPIPE_RETURN_IF_ERROR(MakeCgroup(entry.cgroup));
   std::error_code error;
-  std::filesystem::create_directories(spec.log_dir, error);
+  for (int attempt = 0; attempt < 2; ++attempt) {  // its job's folder may just be deleted as empty
+    std::filesystem::create_directories(spec.log_dir, error);
+    if (error != std::errc::no_such_file_or_directory) break;
+  }
   if (error)
     return absl::UnavailableError(
         absl::StrCat("cannot create ", spec.log_dir, ": ", error.message()));
   UPIPE_ASSIGN_OR_RETURN(const int output_fd, recorder_.OpenLog(spec.key, spec.log_dir));
+  tree.name = std::filesystem::path(spec.binary).filename();
   tree.oom_before = ReadOomCounters(entry.cgroup);
+  tree.kernel_log.emplace();
   ChildSetup setup{spec.binary, spec.environment, tree.position->fd(), output_fd, entry.cgroup};
   setup.environment.push_back(absl::StrCat("UPIPE_POSITION_FD=", kPositionFd));
   const absl::StatusOr<Child> child = StartChild(setup);
@@ -323,6 +337,7 @@ absl::Status PosixLauncher::Fork(Tree& tree, const LaunchSpec& spec) {
     if (child.ok()) tree.pidfd = child->pidfd;
   }
   UPIPE_RETURN_IF_ERROR(child.status());
+  Failpoint(failpoints::kWorkerForked).IgnoreError();
   tree.pid = child->pid;
   const ProcessId first = IdOf(child->pid);
   tree.seen.insert(first);
@@ -343,7 +358,7 @@ void PosixLauncher::Reap(Tree& tree) {
       info.si_pid == 0)
     return;
   tree.reaped = true;
-  Signal(tree, SIGKILL);
+  SendKill(tree);
   ProcessExit exit;
   if (info.si_code == CLD_EXITED) {
     exit.exit_code = info.si_status;
@@ -355,9 +370,12 @@ void PosixLauncher::Reap(Tree& tree) {
     std::lock_guard lock(mutex_);
     exit.died_before_kill = !tree.kill_requested || tree.died_before_kill;
   }
-  exit.oom_evidence = OomEvidence(tree.oom_before, after);
+  if (exit.signal == SIGKILL)
+    exit.oom_evidence =
+        OomEvidence(tree.oom_before, after, tree.kernel_log->ReadOomKills(tree.pid, tree.name));
   exit.oom_counters_known = after.memory_events >= 0 || after.v1_control >= 0 || after.machine >= 0;
   exit.log_tail = recorder_.FinishLog(tree.key, kDrainPatience);
+  Failpoint(failpoints::kWorkerReaped).IgnoreError();
   Emit(TreeExited{tree.key, std::move(exit)});
 }
 
@@ -395,7 +413,7 @@ bool PosixLauncher::KillStrays(Tree& tree) {
 bool PosixLauncher::TryProve(Tree& tree) {
   if (!tree.cgroup.empty()) {
     if (!RemoveEmptyCgroup(tree.cgroup)) {
-      Signal(tree, SIGKILL);
+      SendKill(tree);
       return false;
     }
   } else if (!KillStrays(tree)) {
@@ -407,6 +425,7 @@ bool PosixLauncher::TryProve(Tree& tree) {
     return other->key.nonce == tree.key.nonce && other->key.rank != tree.key.rank;
   });
   if (last && !RemoveSharedMemoryFiles(tree.key.nonce)) return false;
+  Failpoint(failpoints::kWorkerProven).IgnoreError();
   // The proof holds without its record: a next worker looks for the rank again and finds nothing.
   if (absl::Status status = journal_.AppendGone(tree.key); !status.ok()) {
     UPIPE_LOG(ERROR) << "proof not recorded: " << status.ToString();

@@ -22,6 +22,7 @@ namespace upipe::worker {
 
 struct PosixLauncherOptions {
   std::string state_dir;     // exists; holds the journal
+  std::string log_root;      // jobs without a folder in it are forgotten; empty: none is
   bool allow_cgroup = true;  // false: subreaper and environment scan although cgroup2 is there
   absl::Duration recovery_bound = absl::Seconds(10);  // for killing what the journal names
 };
@@ -35,16 +36,19 @@ class PosixLauncher : public ProcessLauncher {
   // Kills and reaps what still runs; events are no longer delivered.
   ~PosixLauncher() override;
 
+  // Which state folder this is, and which start on it: 1 or more.
+  const std::string& state_id() const { return state_id_; }
+  int64_t start_number() const { return start_number_; }
+
   // Newest generation per job that this state folder has seen, from the journal.
   std::map<std::string, int64_t> generations() const { return generations_; }
 
   std::string containment() const override;
   void Launch(LaunchSpec spec) override;
-  void Terminate(const RankKey& key) override;
   void Kill(const RankKey& key) override;
   void KillSuperseded(const RankKey& key, const std::string& job, int64_t generation) override;
   void SetDeadline(BootTime deadline) override;
-  std::vector<RankPosition> ReadPositions(const std::string& nonce) override;
+  std::vector<v1::RankPosition> ReadPositions(const std::string& nonce) override;
 
  private:
   struct Tree;
@@ -75,7 +79,7 @@ class PosixLauncher : public ProcessLauncher {
   void WriteDeadline(Tree& tree) const;
   void NotePids(Tree& tree);
   bool KillStrays(Tree& tree);
-  void Signal(Tree& tree, int signal);
+  void SendKill(Tree& tree);
   std::shared_ptr<Tree> Find(const RankKey& key) const;
   std::vector<std::shared_ptr<Tree>> Trees() const;
   void Post(Command command);
@@ -84,6 +88,8 @@ class PosixLauncher : public ProcessLauncher {
   RankRecorder& recorder_;
   const Sink sink_;
   const std::optional<std::string> cgroup_root_;
+  const std::string state_id_;
+  const int64_t start_number_;
   const std::map<std::string, int64_t> generations_;
   int wake_fd_ = -1;
   mutable std::mutex mutex_;  // guards the four below; never held across I/O

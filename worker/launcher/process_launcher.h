@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "common/clock.h"
+#include "upipe/v1/report.pb.h"
 #include "worker/agent/rank_process.h"
 
 namespace upipe::worker {
@@ -54,8 +55,6 @@ class ProcessLauncher {
   virtual std::string containment() const = 0;
   // Journals durably, then forks. A key is used once.
   virtual void Launch(LaunchSpec spec) = 0;
-  // SIGTERM to the first process.
-  virtual void Terminate(const RankKey& key) = 0;
   // SIGKILL to the whole tree, at once. Idempotent; unknown keys are ignored.
   virtual void Kill(const RankKey& key) = 0;
   // Durably records that generations of `job` below `generation` are over, then kills.
@@ -63,7 +62,8 @@ class ProcessLauncher {
   // Until when trainers may start steps, those launched later included.
   virtual void SetDeadline(BootTime deadline) = 0;
   // Of every tree of the attempt that is not proven gone; works on stopped and dead processes.
-  virtual std::vector<RankPosition> ReadPositions(const std::string& nonce) = 0;
+  // `seconds_in_place` is not set.
+  virtual std::vector<v1::RankPosition> ReadPositions(const std::string& nonce) = 0;
 };
 
 }  // namespace upipe::worker

@@ -5,8 +5,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <filesystem>
 #include <map>
+#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -45,17 +47,29 @@ std::map<int64_t, Segment> ListSegments(const std::string& dir) {
   return segments;
 }
 
+int64_t EndOf(const std::map<int64_t, Segment>& segments) {
+  return segments.empty() ? 0 : segments.rbegin()->first + segments.rbegin()->second.bytes;
+}
+
 }  // namespace
 
 RankLogWriter::~RankLogWriter() {
-  if (fd_ >= 0) close(fd_);
+  // Bytes lost at the end: an empty segment says where it would be.
+  if (fd_ < 0 && end_.has_value() && *end_ > segment_begin_) OpenSegment();
+  if (fd_ < 0) return;
+  fdatasync(fd_);
+  close(fd_);
 }
 
-void RankLogWriter::OpenSegment() {
+bool RankLogWriter::OpenSegment() {
   if (fd_ >= 0) close(fd_);
-  segment_begin_ = end_;
-  fd_ = open(SegmentPath(dir_, segment_begin_).c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC,
-             0600);
+  segment_begin_ = *end_;
+  segment_path_ = SegmentPath(dir_, segment_begin_);
+  fd_ = open(segment_path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+  return fd_ >= 0;
+}
+
+void RankLogWriter::DropOldSegments() {
   std::map<int64_t, Segment> segments = ListSegments(dir_);
   while (segments.size() > 2) {
     unlink(segments.begin()->second.path.c_str());
@@ -64,16 +78,23 @@ void RankLogWriter::OpenSegment() {
 }
 
 void RankLogWriter::Write(const char* data, size_t bytes) {
-  if (fd_ < 0 || end_ - segment_begin_ >= segment_bytes_) OpenSegment();
   KeepTail(data, bytes);
-  while (bytes > 0 && fd_ >= 0) {
-    const ssize_t written = write(fd_, data, bytes);
+  if (!end_.has_value()) end_ = EndOf(ListSegments(dir_));
+  const bool opened = fd_ < 0 || *end_ - segment_begin_ >= segment_bytes_;
+  if (opened) OpenSegment();
+  size_t done = 0;
+  while (done < bytes && fd_ >= 0) {
+    const ssize_t written = write(fd_, data + done, bytes - done);
     if (written < 0 && errno == EINTR) continue;
-    if (written <= 0) return;
-    data += written;
-    bytes -= static_cast<size_t>(written);
-    end_ += written;
+    if (written <= 0) {  // what comes later goes behind a gap
+      close(std::exchange(fd_, -1));
+      if (opened && done == 0) unlink(segment_path_.c_str());
+      break;
+    }
+    done += static_cast<size_t>(written);
   }
+  *end_ += static_cast<int64_t>(bytes);
+  if (opened && fd_ >= 0) DropOldSegments();
 }
 
 void RankLogWriter::KeepTail(const char* data, size_t bytes) {
@@ -100,7 +121,7 @@ absl::StatusOr<LogPiece> ReadRankLog(const std::string& dir, int64_t offset, int
   const std::map<int64_t, Segment> segments = ListSegments(dir);
   if (segments.empty()) return absl::NotFoundError("this worker holds no log of that rank");
   const int64_t begin = segments.begin()->first;
-  const int64_t end = segments.rbegin()->first + segments.rbegin()->second.bytes;
+  const int64_t end = EndOf(segments);
   LogPiece piece;
   piece.offset = offset < 0 ? std::max(begin, end + offset) : std::min(offset, end);
   if (piece.offset < begin) {
@@ -108,17 +129,31 @@ absl::StatusOr<LogPiece> ReadRankLog(const std::string& dir, int64_t offset, int
                              " are gone: older log segments were dropped");
     piece.offset = begin;
   }
-  const auto segment = std::prev(segments.upper_bound(piece.offset));
+  auto segment = std::prev(segments.upper_bound(piece.offset));
+  if (piece.offset >= segment->first + segment->second.bytes) {
+    const auto next = std::next(segment);
+    if (next == segments.end()) return piece;
+    if (piece.offset < next->first) {
+      piece.gap = absl::StrCat("bytes ", piece.offset, " to ", next->first,
+                               " are missing: the worker's disk did not take them");
+      piece.offset = next->first;
+    }
+    segment = next;
+    if (segment->second.bytes == 0) return piece;
+  }
   const int64_t left = segment->first + segment->second.bytes - piece.offset;
-  if (left <= 0) return piece;
   const int fd = open(segment->second.path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0)
+  if (fd < 0 && errno == ENOENT)
     return ReadRankLog(dir, piece.offset, bytes_max);  // dropped meanwhile: a newer one exists
+  if (fd < 0) return absl::ErrnoToStatus(errno, absl::StrCat("cannot open ", segment->second.path));
   piece.data.resize(static_cast<size_t>(std::min(left, bytes_max)));
   const ssize_t got =
       pread(fd, piece.data.data(), piece.data.size(), piece.offset - segment->first);
+  const int error = errno;
   close(fd);
-  piece.data.resize(static_cast<size_t>(std::max<ssize_t>(got, 0)));
+  if (got < 0)
+    return absl::ErrnoToStatus(error, absl::StrCat("cannot read ", segment->second.path));
+  piece.data.resize(static_cast<size_t>(got));
   return piece;
 }
 

@@ -25,7 +25,12 @@ constexpr size_t kDrainBytes = 256
                                << 10;  // per turn, so that one loud rank does not starve the others
 
 // All of `text` or, with errno, nothing.
-bool AppendWhole(const std::string& path, const std::string& text) {
+bool AppendWhole(const std::string& path, const std::string& text, int64_t bytes_max) {
+  struct stat full;
+  if (stat(path.c_str(), &full) == 0 &&
+      full.st_size + static_cast<int64_t>(text.size()) > bytes_max) {
+    rename(path.c_str(), (path + ".1").c_str());
+  }
   const int fd = open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
   if (fd < 0) return false;
   struct stat before;
@@ -39,6 +44,34 @@ bool AppendWhole(const std::string& path, const std::string& text) {
   close(fd);
   errno = error;
   return whole;
+}
+
+struct Attempt {
+  std::filesystem::file_time_type used;  // of its newest file
+  std::filesystem::path path;
+  int64_t bytes = 0;
+};
+
+// Of every attempt below `root`. What vanishes meanwhile is left out.
+std::vector<Attempt> ListAttempts(const std::string& root) {
+  namespace fs = std::filesystem;
+  std::vector<Attempt> attempts;
+  std::error_code error;
+  for (const auto& job : fs::directory_iterator(root, error)) {
+    for (const auto& generation : fs::directory_iterator(job, error)) {
+      Attempt attempt{generation.last_write_time(error), generation.path()};
+      for (const auto& file : fs::recursive_directory_iterator(generation, error)) {
+        std::error_code gone;
+        if (!file.is_regular_file(gone)) continue;
+        const uintmax_t bytes = file.file_size(gone);
+        if (!gone) attempt.bytes += static_cast<int64_t>(bytes);
+        const auto written = file.last_write_time(gone);
+        if (!gone) attempt.used = std::max(attempt.used, written);
+      }
+      attempts.push_back(std::move(attempt));
+    }
+  }
+  return attempts;
 }
 
 }  // namespace
@@ -56,7 +89,8 @@ struct RankRecorder::Pipe {
   std::promise<std::vector<std::string>> tail;
 };
 
-RankRecorder::RankRecorder(int64_t log_segment_bytes) : log_segment_bytes_(log_segment_bytes) {
+RankRecorder::RankRecorder(int64_t log_segment_bytes, int64_t lines_bytes)
+    : log_segment_bytes_(log_segment_bytes), lines_bytes_(lines_bytes) {
   wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   UPIPE_CHECK(wake_fd_ >= 0) << "eventfd: errno " << errno;
   thread_ = std::thread([this] { Run(); });
@@ -118,7 +152,7 @@ void RankRecorder::WriteLines() {
     lines.swap(lines_);
   }
   for (const Line& line : lines) {
-    const bool written = AppendWhole(line.path, line.text + "\n");
+    const bool written = AppendWhole(line.path, line.text + "\n", lines_bytes_);
     if (!written && !losing_lines_) {
       UPIPE_LOG(WARNING) << "cannot append to " << line.path << ": " << std::strerror(errno)
                          << "; step records are lost until it can";
@@ -127,37 +161,47 @@ void RankRecorder::WriteLines() {
   }
 }
 
-void RankRecorder::KeepNewest(const std::string& root, size_t num) {
-  std::lock_guard lock(mutex_);
-  prune_ = {root,
-            num};  // looked at when the thread next wakes: the log about to be opened wakes it
+void RankRecorder::KeepWithin(LogBudget budget, std::function<void(std::string job)> deleted) {
+  {
+    std::lock_guard lock(mutex_);
+    prune_ = std::move(budget);
+    deleted_ = std::move(deleted);
+  }
+  Wake();
 }
 
 void RankRecorder::Prune() {
-  std::pair<std::string, size_t> order;
+  std::optional<LogBudget> budget;
+  std::function<void(std::string)> deleted;
   std::vector<std::string> open_dirs;
   {
     std::lock_guard lock(mutex_);
-    order.swap(prune_);
+    if (!prune_.has_value()) return;
+    budget.swap(prune_);
+    deleted = deleted_;
     for (const auto& [key, pipe] : pipes_) open_dirs.push_back(pipe->dir);
   }
-  if (order.first.empty()) return;
-  std::vector<std::pair<std::filesystem::file_time_type, std::filesystem::path>> folders;
-  std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator(order.first, error)) {
-    const std::string prefix = entry.path().string() + "/";
-    const bool in_use =
-        std::any_of(open_dirs.begin(), open_dirs.end(),
-                    [&](const std::string& dir) { return absl::StartsWith(dir, prefix); });
-    if (!in_use) folders.emplace_back(entry.last_write_time(error), entry.path());
-  }
-  std::sort(folders.rbegin(), folders.rend());
-  for (size_t i = order.second; i < folders.size(); ++i) {
-    std::filesystem::remove_all(folders[i].second, error);
+  std::vector<Attempt> attempts = ListAttempts(budget->root);
+  std::erase_if(attempts, [&](const Attempt& attempt) {
+    const std::string prefix = attempt.path.string() + "/";
+    return std::any_of(open_dirs.begin(), open_dirs.end(),
+                       [&](const std::string& dir) { return absl::StartsWith(dir, prefix); });
+  });
+  std::sort(attempts.begin(), attempts.end(),
+            [](const Attempt& a, const Attempt& b) { return a.used > b.used; });
+  int64_t bytes = 0;
+  size_t kept = 0;
+  for (const Attempt& attempt : attempts) {
+    bytes += attempt.bytes;
+    if (++kept <= budget->attempts && bytes <= budget->bytes) continue;
+    std::error_code error;
+    std::filesystem::remove_all(attempt.path, error);
     if (error) {
-      UPIPE_LOG(WARNING) << "cannot delete " << folders[i].second.string() << ": "
-                         << error.message();
+      UPIPE_LOG(WARNING) << "cannot delete " << attempt.path.string() << ": " << error.message();
     }
+    const std::filesystem::path job = attempt.path.parent_path();
+    // Refused while another attempt of the job is there.
+    if (rmdir(job.c_str()) == 0 && deleted) deleted(job.filename().string());
   }
 }
 
@@ -208,7 +252,7 @@ void RankRecorder::Run() {
     WriteLines();
     Prune();
     std::lock_guard lock(mutex_);
-    stopping = stopping_ && lines_.empty();
+    stopping = stopping_ && lines_.empty() && !prune_.has_value();
   }
 }
 

@@ -5,6 +5,7 @@
 #include <prometheus/gauge.h>
 #include <prometheus/registry.h>
 
+#include <algorithm>
 #include <exception>
 #include <map>
 #include <mutex>
@@ -31,6 +32,8 @@ class PrometheusEndpoint : public MetricsEndpoint {
       : names_(names),
         exposer_(HttpOptions(listen)),
         registry_(std::make_shared<prometheus::Registry>()) {
+    for (const char* outcome : {"finished", "left", "killed", "failed", "not_started"})
+      rank_exits_total_.Add(ExitLabels(outcome));
     exposer_.RegisterCollectable(registry_);
     address_ =
         absl::StrCat(listen.substr(0, listen.rfind(':')), ":", exposer_.GetListeningPorts().at(0));
@@ -64,10 +67,38 @@ class PrometheusEndpoint : public MetricsEndpoint {
     Set(slot, loss_, base, report.loss());
     Set(slot, tokens_per_second_, base, report.tokens_per_second());
     Set(slot, step_seconds_, base, report.step_seconds());
+    Set(slot, own_step_seconds_, base,
+        std::max(0.0, report.step_seconds() - report.comm_seconds()));
     Set(slot, grad_norm_, base, report.grad_norm());
     // Counters never go down while the worker lives, whoever holds the slot.
     steps_total_.Add(base).Increment();
     comm_seconds_total_.Add(base).Increment(report.comm_seconds());
+  }
+
+  void CountCheckpoint(int index, const v1::CheckpointRef& committed) override {
+    std::lock_guard lock(mutex_);
+    Slot& slot = slots_[index];
+    const Labels base = Base(index);
+    checkpoints_total_.Add(base).Increment();
+    Set(slot, checkpoint_step_, base, static_cast<double>(committed.step()));
+    Set(slot, checkpoint_bytes_, base, static_cast<double>(committed.bytes()));
+    Set(slot, checkpoint_seconds_, base, committed.write_seconds());
+    Set(slot, checkpoint_timestamp_, base, static_cast<double>(absl::ToUnixSeconds(absl::Now())));
+  }
+
+  void CountProblem(int slot) override {
+    std::lock_guard lock(mutex_);
+    checkpoint_problems_total_.Add(Base(slot)).Increment();
+  }
+
+  void SetInPlace(int index, absl::Duration in_place) override {
+    std::lock_guard lock(mutex_);
+    Set(slots_[index], in_place_seconds_, Base(index), absl::ToDoubleSeconds(in_place));
+  }
+
+  void CountExit(const std::string& outcome) override {
+    std::lock_guard lock(mutex_);
+    rank_exits_total_.Add(ExitLabels(outcome)).Increment();
   }
 
   void EndAttempt(int slot) override {
@@ -92,6 +123,9 @@ class PrometheusEndpoint : public MetricsEndpoint {
   }
   Labels Base(int slot) const {
     return {{"worker", names_.worker}, {"node", names_.node}, {"slot", absl::StrCat(slot)}};
+  }
+  Labels ExitLabels(const std::string& outcome) const {
+    return {{"worker", names_.worker}, {"node", names_.node}, {"outcome", outcome}};
   }
   static Labels WithPool(Labels labels, const char* pool) {
     labels["pool"] = pool;
@@ -141,6 +175,24 @@ class PrometheusEndpoint : public MetricsEndpoint {
       Gauge("upipe_tokens_per_second", "Of the last step, all ranks.");
   GaugeFamily& step_seconds_ = Gauge("upipe_step_seconds", "Duration of the last step.");
   GaugeFamily& grad_norm_ = Gauge("upipe_grad_norm", "Global gradient norm before clipping.");
+  GaugeFamily& own_step_seconds_ =
+      Gauge("upipe_step_own_seconds",
+            "Of the last step, outside collectives: the rank with the most is the straggler.");
+  GaugeFamily& in_place_seconds_ =
+      Gauge("upipe_rank_in_place_seconds", "Since the rank's position last changed.");
+  GaugeFamily& checkpoint_step_ =
+      Gauge("upipe_checkpoint_step", "Step of the last checkpoint committed; by rank 0.");
+  GaugeFamily& checkpoint_bytes_ =
+      Gauge("upipe_checkpoint_bytes", "Of the last checkpoint committed, all ranks.");
+  GaugeFamily& checkpoint_seconds_ =
+      Gauge("upipe_checkpoint_seconds", "From the step boundary to the last manifest.");
+  GaugeFamily& checkpoint_timestamp_ =
+      Gauge("upipe_checkpoint_timestamp_seconds", "When the last manifest was committed.");
+  CounterFamily& checkpoints_total_ =
+      Counter("upipe_checkpoints_total", "Manifests committed by ranks of this slot.");
+  CounterFamily& checkpoint_problems_total_ = Counter(
+      "upipe_checkpoint_problems_total", "Checkpoints not made, or passed over at a start.");
+  CounterFamily& rank_exits_total_ = Counter("upipe_rank_exits_total", "Ended ranks, by outcome.");
   CounterFamily& steps_total_ = Counter("upipe_steps_total", "Step reports received.");
   CounterFamily& comm_seconds_total_ = Counter(
       "upipe_comm_seconds_total", "Seconds inside collectives, waiting for peers included.");

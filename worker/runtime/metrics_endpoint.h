@@ -5,6 +5,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "upipe/v1/plan.pb.h"
 #include "upipe/v1/report.pb.h"
 
@@ -36,6 +37,13 @@ class MetricsEndpoint {
   // The slot's earlier series go before the new ones appear.
   virtual void BeginAttempt(const AttemptInfo& attempt) = 0;
   virtual void Observe(int slot, const v1::StepReport& report) = 0;
+  // By rank 0.
+  virtual void CountCheckpoint(int slot, const v1::CheckpointRef& committed) = 0;
+  virtual void CountProblem(int slot) = 0;
+  // Since the rank last moved.
+  virtual void SetInPlace(int slot, absl::Duration in_place) = 0;
+  // `outcome`: finished, left, killed, failed or not_started.
+  virtual void CountExit(const std::string& outcome) = 0;
   virtual void EndAttempt(int slot) = 0;
 };
 

@@ -17,6 +17,7 @@
 #include "common/bounded_queue.h"
 #include "common/clock.h"
 #include "common/cpu_placement.h"
+#include "common/failpoint.h"
 #include "common/ids.h"
 #include "common/log.h"
 #include "common/loopback.h"
@@ -35,7 +36,7 @@ namespace {
 
 constexpr size_t kEventsMax = 8192;
 constexpr size_t kSocketPathMax = 100;  // sun_path holds 108 bytes
-constexpr size_t kJobsKept = 200;       // log folders of finished jobs
+constexpr size_t kAttemptsKept = 1000;  // of ended ranks
 
 template <typename... Kinds>
 struct Overloaded : Kinds... {
@@ -59,6 +60,13 @@ absl::Status Validate(const WorkerOptions& options) {
     wrong.push_back(absl::StrCat("--memory-per-rank ", options.memory_per_rank_bytes,
                                  " must be above 0 bytes"));
   }
+  if (options.leave_grace < absl::ZeroDuration() || options.leave_grace > absl::Hours(24 * 7)) {
+    wrong.push_back(absl::StrCat("--leave-grace ", absl::FormatDuration(options.leave_grace),
+                                 " must be 0s to 168h"));
+  }
+  if (options.log_bytes < (1 << 20)) {
+    wrong.push_back(absl::StrCat("--log-bytes ", options.log_bytes, " must be at least 1 MiB"));
+  }
   if (access(options.trainer_binary.c_str(), X_OK) != 0) {
     wrong.push_back(
         absl::StrCat("--trainer-binary '", options.trainer_binary, "' is no executable file"));
@@ -81,6 +89,22 @@ absl::StatusOr<std::string> SocketPath(const WorkerOptions& options,
   return absl::InvalidArgumentError(
       absl::StrCat("--state-dir '", options.state_dir, "' is too long for a unix socket (",
                    kSocketPathMax, " characters), and so is ", options.runtime_dir));
+}
+
+const char* NameOf(RankOutcome outcome) {
+  switch (outcome) {
+    case RankOutcome::kFinished:
+      return "finished";
+    case RankOutcome::kLeftOnNotice:
+      return "left";
+    case RankOutcome::kKilled:
+      return "killed";
+    case RankOutcome::kFailed:
+      return "failed";
+    case RankOutcome::kNotStarted:
+      return "not_started";
+  }
+  return "unknown";
 }
 
 // Which log folders belong to ranks that still run: read by upload threads.
@@ -119,12 +143,14 @@ class Daemon : public WorkerDaemon {
 
   absl::Status Initialize();
   absl::Status Run() override;
+  void RequestLeave() override { events_.PushOverCapacity(Leave{}); }
   void RequestShutdown() override { events_.PushOverCapacity(Shutdown{}); }
   std::string Configuration() const override;
 
  private:
+  std::string LogRoot() const { return options_.state_dir + "/ranks"; }
   std::string RankDir(const std::string& job, int64_t generation, int rank) const {
-    return absl::StrCat(options_.state_dir, "/ranks/", job, "/g", generation, "/r", rank);
+    return absl::StrCat(LogRoot(), "/", job, "/g", generation, "/r", rank);
   }
   std::string RankDir(const Rank& rank) const {
     const v1::RankRef& ref = rank.report.ref();
@@ -132,17 +158,25 @@ class Daemon : public WorkerDaemon {
   }
   void OnLaunchEvent(LaunchEvent event);
   void Handle(Event event);
+  void Carry(const Actions& actions);
+  void ReadPositions(BootTime now);
+  void PruneLogs();
+  std::map<std::string, std::string> EnvironmentOf(const LaunchRank& action) const;
 
   void Do(const OpenSession& action) { session_->Open(action.session); }
   void Do(const CloseSession&) { session_->Close(); }
   void Do(const SendToCoordinator& action) { session_->Send(action.message); }
   void Do(const LaunchRank& action);
-  void Do(const TerminateRank& action) { launcher_->Terminate(action.key); }
   void Do(const KillRank& action);
   void Do(const SendToTrainer& action) { trainers_->Send(action.connection, action.command); }
   void Do(const ReadTrainer& action) { trainers_->Read(action.connection); }
   void Do(const CloseTrainer& action) { trainers_->Close(action.connection); }
   void Do(const RecordStep& action);
+  void Do(const RecordCheckpoint& action) {
+    metrics_->CountCheckpoint(action.slot, action.committed);
+  }
+  void Do(const RecordProblem& action) { metrics_->CountProblem(action.slot); }
+  void Do(const RecordExit& action) { metrics_->CountExit(NameOf(action.outcome)); }
   void Do(const ReleaseRank& action);
   void Do(const UploadLog& action);
   void Do(const NodeEvent& action) { UPIPE_LOG(INFO) << action.text; }
@@ -177,7 +211,7 @@ absl::Status Daemon::Initialize() {
     return absl::UnavailableError(absl::StrCat("cannot create --state-dir ", options_.state_dir));
   }
   UPIPE_ASSIGN_OR_RETURN(socket_path_, SocketPath(options_, incarnation_));
-  PosixLauncherOptions launcher_options{options_.state_dir, options_.allow_cgroup};
+  PosixLauncherOptions launcher_options{options_.state_dir, LogRoot(), options_.allow_cgroup};
   UPIPE_ASSIGN_OR_RETURN(
       launcher_, PosixLauncher::Create(launcher_options, recorder_, [this](LaunchEvent event) {
         OnLaunchEvent(std::move(event));
@@ -204,6 +238,8 @@ absl::Status Daemon::Initialize() {
   identity.set_worker(options_.name);
   identity.set_node_id(options_.node);
   identity.set_incarnation(incarnation_);
+  identity.set_state_id(launcher_->state_id());
+  identity.set_start_number(launcher_->start_number());
   identity.set_num_slots(options_.num_slots);
   identity.set_memory_per_rank_bytes(options_.memory_per_rank_bytes);
   identity.set_metrics_address(metrics_->address());
@@ -212,7 +248,9 @@ absl::Status Daemon::Initialize() {
   identity.set_version(options_.version);
   identity.set_backend(options_.backend);
   identity.set_insecure_listen(options_.insecure_listen);
+  state_.leave_grace = options_.leave_grace;
   state_.newest_generation = launcher_->generations();
+  PruneLogs();
   state_.reconnect_at = SystemClock().Now();
   return absl::OkStatus();
 }
@@ -254,14 +292,56 @@ void Daemon::Handle(Event event) {
   if (auto* exited = std::get_if<ProcessExited>(&event); exited != nullptr) {
     exited->positions = launcher_->ReadPositions(exited->key.nonce);
   }
-  for (const Action& action : Step(state_, event, SystemClock().Now())) {
-    std::visit([this](const auto& kind) { Do(kind); }, action);
-  }
+  if (std::holds_alternative<FromCoordinator>(event))
+    Failpoint(failpoints::kWorkerOrder).IgnoreError();
+  // The first act after a pause is the deadline: it is looked at with whatever comes first.
+  const BootTime now = SystemClock().Now();
+  if (PositionsDue(state_, now)) ReadPositions(now);
+  Carry(Step(state_, event, now));
   if (!state_.last_acknowledged.has_value()) return;
   const BootTime deadline = *state_.last_acknowledged + state_.timing.autonomy;
   if (deadline == told_deadline_) return;
   told_deadline_ = deadline;
   launcher_->SetDeadline(deadline);
+}
+
+void Daemon::Carry(const Actions& actions) {
+  for (const Action& action : actions) std::visit([this](const auto& kind) { Do(kind); }, action);
+}
+
+void Daemon::ReadPositions(BootTime now) {
+  PositionsRead read;
+  for (const auto& [key, rank] : state_.ranks) {
+    if (!read.attempts.contains(key.nonce))
+      read.attempts[key.nonce] = launcher_->ReadPositions(key.nonce);
+  }
+  Carry(Step(state_, read, now));
+  for (const auto& [key, rank] : state_.ranks) {
+    if (rank.launched && rank.report.state() < v1::RANK_STATE_EXITED)
+      metrics_->SetInPlace(rank.report.slot(), rank.in_place);
+  }
+}
+
+// Old ones go when new ones come, and at the start.
+void Daemon::PruneLogs() {
+  recorder_.KeepWithin({LogRoot(), options_.log_bytes, kAttemptsKept}, [this](std::string job) {
+    events_.PushOverCapacity(JobLogsDeleted{std::move(job)});
+  });
+}
+
+std::map<std::string, std::string> Daemon::EnvironmentOf(const LaunchRank& action) const {
+  return {{"UPIPE_SOCKET", socket_path_},
+          {"UPIPE_NONCE", action.key.nonce},
+          {"UPIPE_JOB", action.job},
+          {"UPIPE_GENERATION", absl::StrCat(action.generation)},
+          {"UPIPE_RANK", absl::StrCat(action.key.rank)},
+          {"UPIPE_CPU_PLACEMENT", options_.place_ranks ? "own" : "off"},
+          {"UPIPE_TRANSPORT_INTERFACE", options_.transport_interface},
+          // A machine that answers nothing for so long is lost to its peers.
+          {"UPIPE_PEER_SILENCE", absl::StrCat(absl::ToDoubleSeconds(state_.timing.kill_bound * 3))},
+          {"OMP_NUM_THREADS", absl::StrCat(action.threads)},
+          {"OPENBLAS_NUM_THREADS", absl::StrCat(action.threads)},
+          {"UCX_HANDLE_ERRORS", "none"}};
 }
 
 void Daemon::Do(const LaunchRank& action) {
@@ -279,22 +359,12 @@ void Daemon::Do(const LaunchRank& action) {
                   options_.trainer_binary,
                   {},
                   RankDir(action.job, action.generation, action.key.rank)};
-  for (const auto& [name, value] : std::map<std::string, std::string>{
-           {"UPIPE_SOCKET", socket_path_},
-           {"UPIPE_NONCE", action.key.nonce},
-           {"UPIPE_JOB", action.job},
-           {"UPIPE_GENERATION", absl::StrCat(action.generation)},
-           {"UPIPE_RANK", absl::StrCat(action.key.rank)},
-           {"UPIPE_CPU_PLACEMENT", options_.place_ranks ? "own" : "off"},
-           {"OMP_NUM_THREADS", absl::StrCat(action.threads)},
-           {"OPENBLAS_NUM_THREADS", absl::StrCat(action.threads)},
-           {"UCX_HANDLE_ERRORS", "none"}}) {
+  for (const auto& [name, value] : EnvironmentOf(action))
     spec.environment.push_back(absl::StrCat(name, "=", value));
-  }
   spec.environment.insert(spec.environment.end(), options_.environment.begin(),
                           options_.environment.end());
   live_.Add(spec.log_dir);
-  recorder_.KeepNewest(options_.state_dir + "/ranks", kJobsKept);
+  PruneLogs();
   launcher_->Launch(std::move(spec));
 }
 
@@ -347,6 +417,10 @@ std::string Daemon::Configuration() const {
       {"state_dir", options_.state_dir},
       {"trainer_binary", options_.trainer_binary},
       {"trainer_socket", socket_path_},
+      {"transport_interface", options_.transport_interface},
+      {"leave_grace", absl::FormatDuration(options_.leave_grace)},
+      {"logs", absl::StrCat(FormatBytes(options_.log_bytes), " and ", kAttemptsKept,
+                            " attempts of ended ranks")},
       {"metrics", absl::StrCat("http://", metrics_->address(), "/metrics")},
       {"insecure_listen",
        options_.insecure_listen ? "true: metrics are plaintext off loopback" : "false"},

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 
 namespace upipe::worker {
 
@@ -20,6 +21,9 @@ struct WorkerOptions {
   std::string state_dir;              // journal, logs, step records; one worker each
   std::string runtime_dir;            // for the trainer socket when state_dir is too long for one
   std::string trainer_binary;
+  absl::Duration leave_grace = absl::Minutes(10);  // from RequestLeave to the kill of what is left
+  int64_t log_bytes = int64_t{4} << 30;     // of ended ranks; one that runs has up to 144 MiB more
+  std::string transport_interface = "all";  // network interfaces between nodes, comma-separated
   std::string metrics_listen = "127.0.0.1:0";
   bool insecure_listen = false;  // allows metrics on other than loopback
   bool allow_cgroup = true;
@@ -37,10 +41,13 @@ class WorkerDaemon {
   static absl::StatusOr<std::unique_ptr<WorkerDaemon>> Create(const WorkerOptions& options);
   virtual ~WorkerDaemon() = default;
 
-  // Works until RequestShutdown; then every rank is killed and proven gone. DeadlineExceeded when
-  // one was not.
+  // Works until every rank is proven gone after RequestLeave or RequestShutdown. DeadlineExceeded
+  // when one was not within the kill bound of its kill.
   virtual absl::Status Run() = 0;
-  // Thread-safe.
+  // Thread-safe. Takes no new ranks, and ends when its own have left at a step boundary, on the
+  // coordinator's order or, when that is silent, on its own; kills what is left after leave_grace.
+  virtual void RequestLeave() = 0;
+  // Thread-safe. Kills every rank now.
   virtual void RequestShutdown() = 0;
 
   // One "name = value" a line: options and what was found on this machine.

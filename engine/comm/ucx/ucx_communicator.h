@@ -25,6 +25,9 @@ struct UcxOptions {
   std::string shared_memory_transports =
       "self,sysv";                  // UCX names; sysv needs no rights and leaves no files
   std::string tcp_devices = "all";  // interfaces, comma-separated
+  // A peer whose machine, on another node, has not answered for so long is lost; the machine
+  // answers also while the peer computes. Taken as 2 seconds when less; half of it is survived.
+  absl::Duration peer_silence = absl::Seconds(30);
   absl::Duration connect_deadline = absl::Minutes(1);
   absl::Duration close_deadline = absl::Seconds(10);  // of the farewell on destruction
 };

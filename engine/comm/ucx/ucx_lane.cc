@@ -1,11 +1,17 @@
 #include "engine/comm/ucx/ucx_lane.h"
 
 #include <dlfcn.h>
+#include <net/if.h>
 #include <signal.h>
 #include <ucs/debug/debug.h>
 
+#include <utility>
+#include <vector>
+
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "common/status.h"
 
 namespace upipe::comm {
@@ -23,11 +29,18 @@ absl::StatusOr<Config> MakeConfig(const UcxLane::Options& options) {
     return UcxError("reading UCX's defaults", status);
   }
   Config config(raw);
-  const std::pair<const char*, std::string> settings[] = {
+  std::vector<std::pair<const char*, std::string>> settings = {
       {"TLS", options.transports},
       {"NET_DEVICES", options.devices},
       {"RNDV_THRESH", "16k"},
   };
+  if (options.reports_peer_errors) {
+    // Or reaching a peer that is not there blocks this thread for minutes, each.
+    settings.emplace_back("CONN_NB", "y");
+    // One event at a time: of several at once, the first may close what a later one is about, and
+    // UCX ends the process in an assertion.
+    settings.emplace_back("MAX_POLL", "1");
+  }
   for (const auto& [name, value] : settings) {
     if (ucs_status_t status = ucp_config_modify(config.get(), name, value.c_str());
         status != UCS_OK) {
@@ -35,6 +48,23 @@ absl::StatusOr<Config> MakeConfig(const UcxLane::Options& options) {
     }
   }
   return config;
+}
+
+// UCX prints what is wrong with a device; we return it.
+absl::Status CheckInterfaces(const std::string& devices) {
+  if (devices == "all") return absl::OkStatus();
+  for (const absl::string_view name : absl::StrSplit(devices, ',')) {
+    if (if_nametoindex(std::string(name).c_str()) != 0) continue;
+    std::vector<std::string> known;
+    struct if_nameindex* const table = if_nameindex();
+    for (auto* entry = table; entry != nullptr && entry->if_index != 0; ++entry)
+      known.push_back(entry->if_name);
+    if_freenameindex(table);
+    return absl::InvalidArgumentError(
+        absl::StrCat("no network interface \"", name,
+                     "\" here for tcp between nodes; there are: ", absl::StrJoin(known, ", ")));
+  }
+  return absl::OkStatus();
 }
 
 // A crash is the process's own to report. UCX hooked these while it was being loaded, unless it was
@@ -65,6 +95,7 @@ absl::StatusOr<std::unique_ptr<UcxLane>> UcxLane::Create(const Options& options)
 absl::Status UcxLane::Open() {
   const std::string wires =
       absl::StrCat("UCX over ", options_.transports, " (devices ", options_.devices, ")");
+  UPIPE_RETURN_IF_ERROR(CheckInterfaces(options_.devices));
   UPIPE_ASSIGN_OR_RETURN(Config config, MakeConfig(options_));
   ucp_params_t params = {};
   params.field_mask = UCP_PARAM_FIELD_FEATURES;

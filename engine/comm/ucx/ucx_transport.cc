@@ -14,6 +14,7 @@
 #include "absl/time/time.h"
 #include "common/check.h"
 #include "common/status.h"
+#include "common/units.h"
 
 namespace upipe::comm {
 namespace {
@@ -57,6 +58,8 @@ UcxTransport::UcxTransport(Lanes lanes, const UcxGroup& group, const UcxOptions&
       peers_(group.addresses.size()),
       lanes_(std::move(lanes)) {
   UPIPE_CHECK(abort_fd_ >= 0) << "eventfd failed: out of file descriptors?";
+  if (lanes_.other_nodes != nullptr)
+    tcp_.emplace(lanes_.other_nodes->event_fd(), options.peer_silence);
 }
 
 absl::StatusOr<std::unique_ptr<UcxTransport>> UcxTransport::Connect(Lanes lanes,
@@ -67,7 +70,10 @@ absl::StatusOr<std::unique_ptr<UcxTransport>> UcxTransport::Connect(Lanes lanes,
   absl::Status status = transport->OpenEndpoints(group);
   if (status.ok()) status = transport->CompareIdentities(group, deadline);
   if (status.ok()) status = transport->WarmUp(deadline);
-  if (status.ok()) return transport;
+  if (status.ok()) {
+    if (transport->tcp_.has_value()) transport->tcp_->Probe();  // also while ranks compute
+    return transport;
+  }
   transport->Withdraw();
   return absl::Status(status.code(), absl::StrCat("connecting rank ", group.rank, " of ",
                                                   group.addresses.size(), ": ", status.message()));
@@ -92,8 +98,14 @@ absl::Status UcxTransport::OpenEndpoints(const UcxGroup& group) {
     peer.lane =
         (peer.node_id == group.node_ids[rank_] ? lanes_.same_node : lanes_.other_nodes).get();
     UPIPE_CHECK(peer.lane != nullptr) << "no lane to rank " << rank;
-    UPIPE_ASSIGN_OR_RETURN(peer.endpoint,
-                           peer.lane->Connect(group.addresses[rank], &OnPeerError, &peer));
+    absl::StatusOr<ucp_ep_h> endpoint =
+        peer.lane->Connect(group.addresses[rank], &OnPeerError, &peer);
+    if (!endpoint.ok()) {
+      return absl::Status(endpoint.status().code(),
+                          absl::StrCat("rank ", rank, " on node ", peer.node_id, ": ",
+                                       endpoint.status().message()));
+    }
+    peer.endpoint = *endpoint;
   }
   return absl::OkStatus();
 }
@@ -208,14 +220,23 @@ void UcxTransport::OnPeerError(void* peer, ucp_ep_h, ucs_status_t status) {
   auto* lost = static_cast<Peer*>(peer);
   lost->lost = true;
   if (lost->transport->closing_) return;
-  lost->transport->error_.Set(LostPeer(*lost, "its endpoint failed", status));
+  lost->transport->lost_.Update(lost->transport->LostPeer(*lost, "its endpoint failed", status));
 }
 
 absl::Status UcxTransport::LostPeer(const Peer& peer, const std::string& what,
-                                    ucs_status_t status) {
-  return UcxError(absl::StrCat("lost the connection to rank ", peer.rank, " on node ", peer.node_id,
-                               " (", what, ")"),
-                  status);
+                                    ucs_status_t status) const {
+  const std::string lost =
+      absl::StrCat("lost the connection to rank ", peer.rank, " on node ", peer.node_id);
+  if (cut_after_ == absl::ZeroDuration())
+    return UcxError(absl::StrCat(lost, " (", what, ")"), status);
+  return absl::UnavailableError(absl::StrCat(
+      lost, ": its machine has not answered for ", FormatTimeSpan(cut_after_),
+      "; the network between the nodes is cut, or the machine is off or stands still"));
+}
+
+void UcxTransport::LookForSilence() {
+  if (!tcp_.has_value()) return;
+  if (const absl::Duration cut = tcp_->CutSilent(); cut > absl::ZeroDuration()) cut_after_ = cut;
 }
 
 bool UcxTransport::ProgressLanes() {
@@ -233,7 +254,7 @@ bool UcxTransport::ProgressUntil(const std::function<bool()>& over, SteadyTime d
   for (;;) {
     const bool moved = ProgressLanes();
     if (over()) return true;
-    if (error_.failed()) return false;
+    if (error_.failed() || !lost_.ok()) return false;
     if (moved) {
       idle_polls = naps = 0;
       continue;
@@ -245,6 +266,7 @@ bool UcxTransport::ProgressUntil(const std::function<bool()>& over, SteadyTime d
     if (now - idle_since < kSpin) {
       sched_yield();
     } else {
+      LookForSilence();
       SleepUntilNews(deadline, &naps);
     }
   }
@@ -272,6 +294,8 @@ void UcxTransport::SleepUntilNews(SteadyTime deadline, int* naps) {
        static_cast<int>(std::clamp(left, std::chrono::milliseconds(0), kSleepMax).count()));
 }
 
+absl::Status UcxTransport::FirstFailure() const { return error_.failed() ? error_.Get() : lost_; }
+
 absl::Status UcxTransport::Outcome(const Request& request) const {
   const std::string what = absl::StrCat("block ", request.block, " of ", request.bytes, " bytes ",
                                         request.is_send ? "to" : "from", " rank ", request.peer);
@@ -290,11 +314,13 @@ absl::Status UcxTransport::Outcome(const Request& request) const {
 absl::Status UcxTransport::Wait(int request, SteadyTime deadline) {
   Request& waited = requests_[request];
   const bool over = waited.done || ProgressUntil([&waited] { return waited.done; }, deadline);
-  if (over && (waited.result == UCS_OK || !error_.failed())) return Outcome(waited);
-  UPIPE_RETURN_IF_ERROR(error_.Get());
+  const absl::Status error = FirstFailure();
+  if (over && (waited.result == UCS_OK || error.ok())) return Outcome(waited);
+  UPIPE_RETURN_IF_ERROR(error);
   return absl::DeadlineExceededError(
-      absl::StrCat("rank ", waited.peer, " did not ", waited.is_send ? "take" : "send", " block ",
-                   waited.block, " of ", waited.bytes, " bytes before the deadline"));
+      absl::StrCat("rank ", waited.peer, " on node ", peers_[waited.peer].node_id, " did not ",
+                   waited.is_send ? "take" : "send", " block ", waited.block, " of ", waited.bytes,
+                   " bytes before the deadline"));
 }
 
 absl::Status UcxTransport::WaitAll(SteadyTime deadline) {
@@ -304,7 +330,7 @@ absl::Status UcxTransport::WaitAll(SteadyTime deadline) {
     if (request.ucx != nullptr) ucp_request_free(request.ucx);
   }
   requests_.clear();
-  return error_.Get();
+  return FirstFailure();
 }
 
 absl::Status UcxTransport::CheckNothingUnexpected(uint32_t collective) {
@@ -323,8 +349,8 @@ absl::Status UcxTransport::CheckNothingUnexpected(uint32_t collective) {
 }
 
 // Receives that have not begun are cancelled. Over tcp, closing the endpoints by force ends what
-// has begun and tells the peers. Over shared memory what has begun moves only when its lane is run,
-// and it is not run again.
+// has begun, and cutting the connections tells the peers. Over shared memory what has begun moves
+// only when its lane is run, and it is not run again.
 void UcxTransport::Withdraw() {
   unclean_ = true;
   closing_ = true;
@@ -336,8 +362,9 @@ void UcxTransport::Withdraw() {
     ucp_request_free(request.ucx);
     request.ucx = nullptr;
   }
-  if (lanes_.other_nodes != nullptr)
-    CloseEndpoints(lanes_.other_nodes.get(), UCP_EP_CLOSE_FLAG_FORCE);
+  if (lanes_.other_nodes == nullptr) return;
+  CloseEndpoints(lanes_.other_nodes.get(), UCP_EP_CLOSE_FLAG_FORCE);
+  tcp_->CutAll();
 }
 
 void UcxTransport::CloseEndpoints(UcxLane* lane, unsigned flags) {

@@ -5,11 +5,13 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "engine/comm/traffic.h"
 #include "engine/comm/transport.h"
+#include "engine/comm/ucx/tcp_watch.h"
 #include "engine/comm/ucx/ucx_communicator.h"
 #include "engine/comm/ucx/ucx_lane.h"
 
@@ -68,7 +70,9 @@ class UcxTransport final : public Transport {
   bool ProgressUntil(const std::function<bool()>& over, SteadyTime deadline);
   bool ProgressLanes();
   void SleepUntilNews(SteadyTime deadline, int* naps);
-  static absl::Status LostPeer(const Peer& peer, const std::string& what, ucs_status_t status);
+  void LookForSilence();
+  absl::Status LostPeer(const Peer& peer, const std::string& what, ucs_status_t status) const;
+  absl::Status FirstFailure() const;
   absl::Status Outcome(const Request& request) const;
   // Blocks until they are closed, a second at most.
   void CloseEndpoints(UcxLane* lane, unsigned flags);
@@ -83,9 +87,12 @@ class UcxTransport final : public Transport {
   bool unclean_ = false;  // something was left in flight
   int abort_fd_ = -1;     // wakes a sleeping wait
   FirstError error_;
+  absl::Status lost_;  // the first peer whose endpoint failed
   std::vector<Peer> peers_;
   std::deque<Request> requests_;  // UCX points at them: they outlive the lanes
   Lanes lanes_;
+  std::optional<TcpWatch> tcp_;  // of the peers on other nodes
+  absl::Duration cut_after_;     // the silence that made us cut connections; zero: none
 };
 
 }  // namespace upipe::comm

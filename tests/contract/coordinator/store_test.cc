@@ -6,12 +6,14 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <memory>
 #include <random>
 
 #include "absl/strings/str_cat.h"
 #include "coordinator/store/memory_store.h"
 #include "coordinator/store/sqlite_store.h"
+#include "tests/support/coordinator/faulty_disk.h"
 
 namespace upipe::coordinator {
 namespace {
@@ -36,7 +38,8 @@ class StoreContract : public ::testing::TestWithParam<std::string> {
     if (GetParam() == "memory") {
       store_ = std::make_unique<MemoryStore>();
     } else {
-      auto store = SqliteStore::Open(folder_.file());
+      auto store = GetParam() == "sqlite" ? SqliteStore::Open(folder_.file())
+                                          : SqliteStore::Open("/store", disk_.vfs());
       ASSERT_TRUE(store.ok()) << store.status();
       store_ = *std::move(store);
     }
@@ -47,6 +50,7 @@ class StoreContract : public ::testing::TestWithParam<std::string> {
   }
 
   TemporaryFolder folder_;
+  testing::FaultyDisk disk_;
   std::unique_ptr<Store> store_;
 };
 
@@ -119,7 +123,7 @@ TEST_P(StoreContract, RefusesBatchesOverTheLimits) {
   EXPECT_TRUE(store_->List("t")->empty());
 }
 
-INSTANTIATE_TEST_SUITE_P(Stores, StoreContract, ::testing::Values("memory", "sqlite"),
+INSTANTIATE_TEST_SUITE_P(Stores, StoreContract, ::testing::Values("memory", "sqlite", "disk"),
                          [](const auto& info) { return info.param; });
 
 TEST(SqliteStoreTest, KeepsEverythingAcrossReopeningAndAgreesWithTheOracle) {
@@ -163,6 +167,13 @@ TEST(SqliteStoreTest, ASecondHolderIsRefusedInOneSentence) {
   const auto second = SqliteStore::Open(folder.file());
   EXPECT_EQ(second.status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(second.status().message()), HasSubstr("another coordinator holds"));
+}
+
+TEST(SqliteStoreTest, AFileOfSomethingElseIsRefusedAndLeftAlone) {
+  TemporaryFolder folder;
+  std::ofstream(folder.file()) << std::string(100, 'x');
+  EXPECT_EQ(SqliteStore::Open(folder.file()).status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(std::filesystem::file_size(folder.file()), 100u);
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // What a communicator does when a peer does not come, sends something else, or someone aborts: one
 // error, kept, carried by every stream, and never a hang.
+#include <atomic>
 #include <functional>
 
 #include "gmock/gmock.h"
@@ -20,16 +21,25 @@ class CommFailure : public testing::TestWithParam<GroupKind> {
 };
 
 TEST_P(CommFailure, DeadlineWhenAPeerDoesNotCome) {
+  // The ranks that wait notice at nearly one time: the first one's end may reach the other first.
+  std::atomic<int> noticed = 0;
   Ranks ranks = Make(3, absl::Milliseconds(300));
-  OnEveryRank(ranks, [](Communicator& comm, kernels::Stream& stream) {
+  OnEveryRank(ranks, [&](Communicator& comm, kernels::Stream& stream) {
     if (comm.rank() == 1) return;  // stays away
     std::vector<char> all(3 * 100000);
     ASSERT_TRUE(comm.AllGather(comm.everyone(), all.data(), all.data(), 100000, stream).ok());
     const absl::Status status = stream.Synchronize();
-    EXPECT_EQ(absl::StatusCode::kDeadlineExceeded, status.code()) << status;
-    EXPECT_THAT(status.message(), HasSubstr("rank 1 did not"));
     EXPECT_THAT(status.message(), HasSubstr("collective 1 (all-gather)"));
+    if (absl::IsUnavailable(status)) {
+      EXPECT_THAT(status.message(), HasSubstr(absl::StrCat("rank ", 2 - comm.rank(), " on node")));
+      return;
+    }
+    ++noticed;
+    EXPECT_EQ(absl::StatusCode::kDeadlineExceeded, status.code()) << status;
+    EXPECT_THAT(std::string(status.message()),
+                testing::ContainsRegex("rank 1 (on node [a-z0-9]+ )?did not"));
   });
+  EXPECT_GE(noticed, 1);
 }
 
 TEST_P(CommFailure, DeadAfterTheFirstError) {

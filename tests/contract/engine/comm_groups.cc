@@ -1,6 +1,8 @@
 #include "tests/contract/engine/comm_groups.h"
 
+#include "absl/time/clock.h"
 #include "engine/comm/inproc/inproc_communicator.h"
+#include "engine/comm/transport.h"
 #ifdef UPIPE_TEST_UCX
 #include "engine/comm/ucx/ucx_communicator.h"
 #endif
@@ -24,6 +26,11 @@ unsigned char Expected(int from, int to, int block, int64_t offset) {
 }
 
 }  // namespace
+
+void LetPass(absl::Duration duration) {
+  const absl::Time end = absl::Now() + duration;
+  while (absl::Now() < end) absl::SleepFor(absl::Milliseconds(20));
+}
 
 std::vector<unsigned char> Message(int from, int to, int block, int64_t bytes) {
   std::vector<unsigned char> data(bytes);
@@ -49,12 +56,16 @@ std::vector<GroupKind> AllGroupKinds() {
 #ifdef UPIPE_TEST_UCX
   kinds.push_back(
       {"ucx", [](const std::vector<CommOptions>& by_rank) { return MakeUcxRanks(by_rank); }});
-  kinds.push_back({"ucx_tcp", [](const std::vector<CommOptions>& by_rank) {
-                     std::vector<std::string> nodes;
-                     for (size_t i = 0; i < by_rank.size(); ++i)
-                       nodes.push_back(absl::StrCat("node", i));
-                     return MakeUcxRanks(by_rank, nodes);
-                   }});
+  // One rank a node, and two nodes of several.
+  const std::pair<std::string, size_t> spread[] = {{"ucx_tcp", kMaxRanks}, {"ucx_two_nodes", 2}};
+  for (const auto& [name, num_nodes] : spread) {
+    kinds.push_back({name, [num_nodes](const std::vector<CommOptions>& by_rank) {
+                       std::vector<std::string> nodes;
+                       for (size_t i = 0; i < by_rank.size(); ++i)
+                         nodes.push_back(absl::StrCat("node", i % num_nodes));
+                       return MakeUcxRanks(by_rank, nodes);
+                     }});
+  }
 #endif
   return kinds;
 }

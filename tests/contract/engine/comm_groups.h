@@ -39,6 +39,9 @@ std::vector<GroupKind> AllGroupKinds();
 // Runs body(comm, stream) on one thread per rank, each with a stream of its own, and joins them.
 void OnEveryRank(Ranks& ranks, const std::function<void(Communicator&, kernels::Stream&)>& body);
 
+// Lets time go by, where its length is what a test is about.
+void LetPass(absl::Duration duration);
+
 // Bytes that tell sender, receiver, block and place apart.
 std::vector<unsigned char> Message(int from, int to, int block, int64_t bytes);
 

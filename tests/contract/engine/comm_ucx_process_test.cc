@@ -1,22 +1,15 @@
 // UCX between real processes: this binary starts itself once per rank. What only processes can
 // show: a rank killed inside a collective, memory UCX takes behind our back, processor time of a
 // waiting rank, what stays behind.
-#include <fcntl.h>
 #include <signal.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <ctime>
-#include <filesystem>
-#include <fstream>
 #include <optional>
-#include <sstream>
 #include <thread>
 
 #include "absl/strings/match.h"
@@ -26,6 +19,7 @@
 #include "engine/comm/ucx/ucx_communicator.h"
 #include "gmock/gmock.h"
 #include "tests/contract/engine/comm_groups.h"
+#include "tests/contract/engine/rank_processes.h"
 
 // Watches every allocation of this process, UCX's included. glibc only; sanitizers bring their own
 // malloc.
@@ -65,35 +59,11 @@ namespace {
 
 using testing::HasSubstr;
 
-// ---- Framed strings over a socket pair: how a rank and its supervisor talk.
-
-bool SendFrame(int fd, const std::string& text) {
-  const uint32_t length = text.size();
-  const std::string frame =
-      std::string(reinterpret_cast<const char*>(&length), sizeof length) + text;
-  return send(fd, frame.data(), frame.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(frame.size());
-}
-
-// Nothing when the other end is gone.
-std::optional<std::string> ReceiveFrame(int fd) {
-  uint32_t length = 0;
-  if (recv(fd, &length, sizeof length, MSG_WAITALL) != sizeof length) return std::nullopt;
-  std::string text(length, '\0');
-  if (length > 0 && recv(fd, text.data(), length, MSG_WAITALL) != static_cast<ssize_t>(length))
-    return std::nullopt;
-  return text;
-}
-
 // ---- The rank process.
 
 constexpr int64_t kVictimCollective = 3;
-
-struct RankCase {
-  std::string scenario;
-  int rank = 0;
-  int size = 0;
-  int fd = -1;
-};
+constexpr absl::Duration kPeerSilence = absl::Seconds(2);
+constexpr int64_t kTimedBytes = 1 << 20;  // between each pair
 
 double ProcessSeconds() {
   timespec now = {};
@@ -103,31 +73,9 @@ double ProcessSeconds() {
 
 double WallSeconds() { return absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()); }
 
-// `bytes` to and from everyone; the status of the operation, or DataLoss when a byte is wrong.
-absl::Status ExchangeOnce(Communicator& comm, kernels::Stream& stream, int64_t bytes,
-                          std::vector<char>* out, std::vector<char>* in) {
-  AllToAllVParams params;
-  for (int peer = 0; peer < comm.size(); ++peer) {
-    std::memset(out->data() + peer * bytes, 1 + comm.rank() * comm.size() + peer, bytes);
-    params.sends.push_back({peer, out->data() + peer * bytes, bytes});
-    params.receives.push_back({peer, in->data() + peer * bytes, bytes});
-  }
-  comm.AllToAllV(params, stream).IgnoreError();
-  if (absl::Status status = stream.Synchronize(); !status.ok()) return status;
-  for (int peer = 0; peer < comm.size(); ++peer) {
-    const char expected = static_cast<char>(1 + peer * comm.size() + comm.rank());
-    for (int64_t i = 0; i < bytes; ++i) {
-      if ((*in)[peer * bytes + i] != expected)
-        return absl::DataLossError(absl::StrCat("byte ", i, " from ", peer));
-    }
-  }
-  return absl::OkStatus();
-}
-
-// Says the largest allocation made after the first step, and the median seconds of one exchange of
-// a MiB.
+// Says the largest allocation made after the first step, and the median seconds of one exchange.
 std::string RunExchanges(Communicator& comm, kernels::Stream& stream) {
-  constexpr int64_t kBytes = 1 << 20;
+  constexpr int64_t kBytes = kTimedBytes;
   const int64_t count = 50000;
   std::vector<char> out(kBytes * comm.size()), in(kBytes * comm.size());
   std::vector<float> send(count * comm.size(), 1.0f), sum(count);
@@ -170,16 +118,37 @@ std::string RunIdleWait(Communicator& comm, kernels::Stream& stream) {
   return "ok";
 }
 
+// Rank 1 computes for longer than a lost machine is given, while what the others send it fills
+// every buffer on the way.
+std::string RunSlow(Communicator& comm, kernels::Stream& stream) {
+  constexpr int kBlocks = 400;
+  constexpr int64_t kBytes = 15000;  // short enough for UCX to send it unasked
+  if (comm.rank() == 1) LetPass(kPeerSilence * 1.5);
+  std::vector<char> out(kBytes * kBlocks, 1), in(kBytes * kBlocks * comm.size());
+  AllToAllVParams params;
+  for (int peer = 0; peer < comm.size(); ++peer) {
+    for (int block = 0; block < kBlocks; ++block) {
+      params.sends.push_back({peer, out.data() + block * kBytes, kBytes});
+      params.receives.push_back({peer, in.data() + (peer * kBlocks + block) * kBytes, kBytes});
+    }
+  }
+  comm.AllToAllV(params, stream).IgnoreError();
+  if (absl::Status status = stream.Synchronize(); !status.ok()) return status.ToString();
+  return std::count(in.begin(), in.end(), 1) == static_cast<int64_t>(in.size()) ? "ok" : "wrong";
+}
+
 std::string RunScenario(const RankCase& self, Communicator& comm) {
   kernels::HostStream stream = NewStream();
   if (self.scenario == "exchange") return RunExchanges(comm, stream);
   if (self.scenario == "idle") return RunIdleWait(comm, stream);
+  if (self.scenario == "slow") return RunSlow(comm, stream);
   return RunUntilError(comm, stream);
 }
 
 int RunRank(const RankCase& self) {
-  auto context =
-      UcxContext::Create({.tcp_devices = "lo", .close_deadline = absl::Milliseconds(500)});
+  auto context = UcxContext::Create({.tcp_devices = "lo",
+                                     .peer_silence = kPeerSilence,
+                                     .close_deadline = absl::Milliseconds(500)});
   if (!context.ok()) return SendFrame(self.fd, context.status().ToString()), 1;
 #ifndef __SANITIZE_ADDRESS__  // which has handlers of its own
   struct sigaction now = {};
@@ -187,12 +156,6 @@ int RunRank(const RankCase& self) {
   if (now.sa_handler != SIG_DFL)
     return SendFrame(self.fd, "a signal handler of UCX is installed"), 1;
 #endif
-  SendFrame(self.fd, (*context)->address());
-  UcxGroup group{.rank = self.rank, .identity = {"job", 1, 0xF00D, "nonce"}};
-  for (int rank = 0; rank < self.size; ++rank)
-    group.addresses.push_back(ReceiveFrame(self.fd).value());
-  for (int rank = 0; rank < self.size; ++rank)
-    group.node_ids.push_back(ReceiveFrame(self.fd).value());
   CommOptions options;
   options.deadline = self.scenario == "victim_deadline" || self.scenario == "idle"
                          ? absl::Seconds(1)
@@ -202,7 +165,7 @@ int RunRank(const RankCase& self) {
       if (number == kVictimCollective) kill(getpid(), SIGKILL);
     };
   }
-  auto comm = (*context)->Connect(group, options);
+  auto comm = MeetPeers(**context, self, options);
   if (!comm.ok()) return SendFrame(self.fd, comm.status().ToString()), 1;
   std::thread supervision([&] {
     const std::optional<std::string> order = ReceiveFrame(self.fd);
@@ -215,99 +178,18 @@ int RunRank(const RankCase& self) {
   return 0;
 }
 
-// ---- The supervisor.
-
-class RankProcesses {
- public:
-  RankProcesses(const std::string& scenario, const std::vector<std::string>& node_of_rank) {
-    const int size = static_cast<int>(node_of_rank.size());
-    for (int rank = 0; rank < size; ++rank) Start(scenario, rank, size);
-    std::vector<std::string> addresses;
-    for (int fd : fds_) addresses.push_back(ReceiveFrame(fd).value_or(""));
-    for (int fd : fds_) {
-      for (const std::string& address : addresses) SendFrame(fd, address);
-      for (const std::string& node : node_of_rank) SendFrame(fd, node);
-    }
-  }
-
-  ~RankProcesses() {
-    for (size_t rank = 0; rank < pids_.size(); ++rank) {
-      if (pids_[rank] != 0) kill(pids_[rank], SIGKILL);
-      Reap(rank);
-      close(fds_[rank]);
-    }
-  }
-
-  std::string Result(int rank) { return ReceiveFrame(fds_[rank]).value_or("died"); }
-  void Tell(int rank, const std::string& order) { SendFrame(fds_[rank], order); }
-  // Blocks until the process has ended; its wait status.
-  int Reap(int rank) {
-    int status = 0;
-    if (pids_[rank] != 0) waitpid(pids_[rank], &status, 0);
-    ended_.push_back(pids_[rank]);
-    pids_[rank] = 0;
-    return status;
-  }
-  // Healthy ranks are told to leave and must do so with code 0.
-  void EndAll() {
-    for (size_t rank = 0; rank < pids_.size(); ++rank) Tell(rank, "end");
-    for (size_t rank = 0; rank < pids_.size(); ++rank) {
-      if (pids_[rank] == 0) continue;
-      EXPECT_EQ(0, Reap(rank)) << "rank " << rank;
-    }
-  }
-
-  // System V segments made by our ranks, and files UCX might leave.
-  void ExpectNothingLeft() const {
-    std::ifstream segments("/proc/sysvipc/shm");
-    std::string line;
-    while (std::getline(segments, line)) {
-      std::istringstream fields(line);
-      int64_t key = 0, id = 0, bytes = 0, creator = 0;
-      std::string permissions;
-      if (!(fields >> key >> id >> permissions >> bytes >> creator)) continue;
-      EXPECT_EQ(0, std::count(ended_.begin(), ended_.end(), creator))
-          << "segment " << id << " of " << bytes;
-    }
-    for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
-      EXPECT_FALSE(absl::StartsWith(entry.path().filename().string(), "ucx_shm")) << entry.path();
-    }
-  }
-
- private:
-  void Start(const std::string& scenario, int rank, int size) {
-    int pair[2];
-    ASSERT_EQ(0, socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair));
-    std::vector<std::string> words = {"/proc/self/exe",   "--rank-process",
-                                      scenario,           absl::StrCat(rank),
-                                      absl::StrCat(size), absl::StrCat(pair[1])};
-    std::vector<char*> argv;
-    for (std::string& word : words) argv.push_back(word.data());
-    argv.push_back(nullptr);
-    const pid_t pid = fork();
-    if (pid == 0) {
-      fcntl(pair[1], F_SETFD, 0);
-      if (rank == 0) unsetenv("UCX_HANDLE_ERRORS");  // one rank lets UCX install its handlers
-      execv(argv[0], argv.data());
-      _exit(127);
-    }
-    close(pair[1]);
-    pids_.push_back(pid);
-    fds_.push_back(pair[0]);
-  }
-
-  std::vector<pid_t> pids_;  // 0: reaped
-  std::vector<pid_t> ended_;
-  std::vector<int> fds_;
-};
+// ---- The tests.
 
 const std::vector<std::string> kOneNode(4, "a");
 const std::vector<std::string> kTwoNodes = {"a", "b", "b", "a"};
 const std::vector<std::string> kFourNodes = {"a", "b", "c", "d"};
 
 TEST(UcxProcesses, ExchangeWithoutLargeAllocations) {
-  for (const auto& nodes : {kOneNode, kTwoNodes, kFourNodes}) {
+  const std::pair<std::string, std::vector<std::string>> cases[] = {
+      {"over memory", kOneNode}, {"over memory and tcp", kTwoNodes}, {"over tcp", kFourNodes}};
+  for (const auto& [wires, nodes] : cases) {
     RankProcesses ranks("exchange", nodes);
+    ranks.Introduce();
     for (int rank = 0; rank < 4; ++rank) {
       const std::string result = ranks.Result(rank);
       const std::vector<std::string> words = absl::StrSplit(result, ' ');
@@ -315,7 +197,12 @@ TEST(UcxProcesses, ExchangeWithoutLargeAllocations) {
       int64_t largest_bytes = 0;
       ASSERT_TRUE(absl::SimpleAtoi(words[1], &largest_bytes));
       EXPECT_LE(largest_bytes, 64 << 10) << "rank " << rank;
-      if (rank == 0) std::printf("1 MiB all-to-all of 4 ranks: median %s s\n", words[2].c_str());
+      double seconds = 0;
+      ASSERT_TRUE(absl::SimpleAtod(words[2], &seconds));
+      if (rank == 0) {
+        std::printf("all-to-all of 4 ranks %s: %.2f GB/s leave each rank\n", wires.c_str(),
+                    3 * kTimedBytes / seconds / 1e9);
+      }
     }
     ranks.EndAll();
     ranks.ExpectNothingLeft();
@@ -324,6 +211,7 @@ TEST(UcxProcesses, ExchangeWithoutLargeAllocations) {
 
 TEST(UcxProcesses, KilledRankAndTheSupervisorsAbort) {
   RankProcesses ranks("victim", kOneNode);
+  ranks.Introduce();
   const int ended = ranks.Reap(1);
   ASSERT_TRUE(WIFSIGNALED(ended) && WTERMSIG(ended) == SIGKILL);
   for (int rank : {0, 2, 3}) ranks.Tell(rank, "abort");
@@ -335,6 +223,7 @@ TEST(UcxProcesses, KilledRankAndTheSupervisorsAbort) {
 
 TEST(UcxProcesses, KilledRankAndNobodyWhoTells) {
   RankProcesses ranks("victim_deadline", kOneNode);
+  ranks.Introduce();
   for (int rank : {0, 2, 3}) {
     EXPECT_THAT(ranks.Result(rank),
                 testing::AllOf(HasSubstr("DEADLINE_EXCEEDED"), HasSubstr("rank ")));
@@ -344,11 +233,39 @@ TEST(UcxProcesses, KilledRankAndNobodyWhoTells) {
   ranks.ExpectNothingLeft();
 }
 
+// The neighbour of the dead one, over memory, hears of it from those that leave.
 TEST(UcxProcesses, KilledRankBetweenNodesIsNoticedByTcp) {
-  RankProcesses ranks("victim", kFourNodes);
-  for (int rank : {0, 2, 3})
-    EXPECT_THAT(ranks.Result(rank), HasSubstr("lost the connection to rank"));
+  for (const auto& nodes : {kTwoNodes, kFourNodes}) {
+    RankProcesses ranks("victim", nodes);
+    ranks.Introduce();
+    for (int rank : {0, 2, 3}) {
+      EXPECT_THAT(ranks.Result(rank),
+                  testing::AllOf(testing::StartsWith("UNAVAILABLE"),
+                                 testing::ContainsRegex("to rank [0-3] on node [a-d] ")));
+    }
+    ranks.Reap(1);
+    ranks.EndAll();
+    for (int rank : {0, 2, 3}) EXPECT_EQ("", ranks.Output(rank)) << "rank " << rank;
+    ranks.ExpectNothingLeft();
+  }
+}
+
+TEST(UcxProcesses, RankThatDiedBeforeTheyMet) {
+  RankProcesses ranks("exchange", kFourNodes);
+  ranks.Signal(1, SIGKILL);
   ranks.Reap(1);
+  ranks.Introduce();
+  for (int rank : {0, 2, 3}) {
+    EXPECT_THAT(ranks.Result(rank),
+                testing::AllOf(testing::StartsWith("UNAVAILABLE"), HasSubstr("on node")));
+    EXPECT_NE(0, ranks.Reap(rank));
+  }
+}
+
+TEST(UcxProcesses, SlowRankIsNotALostOne) {
+  RankProcesses ranks("slow", kFourNodes);
+  ranks.Introduce();
+  for (int rank = 0; rank < 4; ++rank) EXPECT_EQ("ok", ranks.Result(rank)) << "rank " << rank;
   ranks.EndAll();
 }
 
@@ -356,6 +273,7 @@ TEST(UcxProcesses, WaitingRankLeavesTheProcessorAlone) {
   for (const auto& nodes :
        {std::vector<std::string>{"a", "a"}, std::vector<std::string>{"a", "b"}}) {
     RankProcesses ranks("idle", nodes);
+    ranks.Introduce();
     const std::string result = ranks.Result(0);
     const std::vector<std::string> words = absl::StrSplit(result, ' ');
     ASSERT_EQ("DEADLINE_EXCEEDED", words[0]) << result;
@@ -370,10 +288,5 @@ TEST(UcxProcesses, WaitingRankLeavesTheProcessorAlone) {
 }  // namespace upipe::comm
 
 int main(int argc, char** argv) {
-  if (argc == 6 && std::string(argv[1]) == "--rank-process") {
-    return upipe::comm::RunRank(
-        {argv[2], std::atoi(argv[3]), std::atoi(argv[4]), std::atoi(argv[5])});
-  }
-  testing::InitGoogleTest(&argc, argv);
-  return RUN_ALL_TESTS();
+  return upipe::comm::RankProcessMain(argc, argv, &upipe::comm::RunRank);
 }

@@ -15,12 +15,6 @@ double ProcessSeconds() {
   return now.tv_sec + now.tv_nsec * 1e-9;
 }
 
-// Lets time go by; what is measured is what it costs.
-void LetPass(absl::Duration duration) {
-  const absl::Time end = absl::Now() + duration;
-  while (absl::Now() < end) absl::SleepFor(absl::Milliseconds(20));
-}
-
 // What the ranks wait in.
 struct Payload {
   std::string name;

@@ -18,14 +18,19 @@ class LauncherContract : public ::testing::TestWithParam<Kind> {
     if (GetParam() == Kind::kCgroup2 && !FindWritableCgroup2().has_value())
       GTEST_SKIP() << "no writable cgroup2";
     dir_ = MakeTestFolder();
-    const auto sink = [this](LaunchEvent event) { record_.Add(std::move(event)); };
+    const auto sink = [this](LaunchEvent event) {
+      if (const auto* exited = std::get_if<TreeExited>(&event); exited != nullptr)
+        at_exit_ = launcher_->ReadPositions(exited->key.nonce);
+      record_.Add(std::move(event));
+    };
     if (GetParam() == Kind::kFake) {
       auto fake = std::make_unique<FakeLauncher>(sink);
       fake_ = fake.get();
       launcher_ = std::move(fake);
       return;
     }
-    auto posix = PosixLauncher::Create({dir_, GetParam() == Kind::kCgroup2}, recorder_, sink);
+    auto posix = PosixLauncher::Create(
+        {.state_dir = dir_, .allow_cgroup = GetParam() == Kind::kCgroup2}, recorder_, sink);
     ASSERT_TRUE(posix.ok()) << posix.status();
     launcher_ = *std::move(posix);
   }
@@ -41,8 +46,6 @@ class LauncherContract : public ::testing::TestWithParam<Kind> {
     if (!started.has_value()) return 0;
     if (fake_ == nullptr) {
       WaitForOutput(dir_, key.rank, "ready");
-    } else if (mode == "ignore-term") {
-      fake_->IgnoreTerminate(key);
     } else {
       fake_->SetPosition(key, 42);
     }
@@ -64,6 +67,7 @@ class LauncherContract : public ::testing::TestWithParam<Kind> {
   std::string dir_;
   RankRecorder recorder_;
   EventRecord record_;
+  std::vector<v1::RankPosition> at_exit_;  // read when the last exit was told
   FakeLauncher* fake_ = nullptr;
   std::unique_ptr<ProcessLauncher> launcher_;
   const RankKey key_{RandomNonce(), 0};
@@ -81,30 +85,19 @@ TEST_P(LauncherContract, AnExitCodeIsToldThenTheProof) {
 }
 
 TEST_P(LauncherContract, KillEndsBySigkillOnceHoweverOftenAsked) {
-  ASSERT_NE(Launch(key_, "ignore-term"), 0);
+  ASSERT_NE(Launch(key_, "hang"), 0);
   launcher_->Kill(key_);
   launcher_->Kill(key_);
   Pump();
   ASSERT_TRUE(record_.Wait<TreeGone>(key_).has_value());
   EXPECT_EQ(record_.Wait<TreeExited>(key_)->exit.signal, SIGKILL);
   launcher_->Kill(key_);
-  launcher_->Terminate(key_);
   Pump();
   EXPECT_EQ(record_.Story(key_), "started exited gone");
 }
 
-TEST_P(LauncherContract, TerminateIsSigterm) {
+TEST_P(LauncherContract, WhatIsSupersededDies) {
   ASSERT_NE(Launch(key_, "hang"), 0);
-  launcher_->Terminate(key_);
-  Pump();
-  ASSERT_TRUE(record_.Wait<TreeGone>(key_).has_value());
-  EXPECT_EQ(record_.Wait<TreeExited>(key_)->exit.signal, SIGTERM);
-}
-
-TEST_P(LauncherContract, TerminateMayBeIgnored) {
-  ASSERT_NE(Launch(key_, "ignore-term"), 0);
-  launcher_->Terminate(key_);
-  Pump();
   launcher_->KillSuperseded(key_, "job", 2);
   Pump();
   ASSERT_TRUE(record_.Wait<TreeGone>(key_).has_value());
@@ -134,15 +127,31 @@ TEST_P(LauncherContract, PositionsOfTheAttemptOnly) {
   const RankKey other{RandomNonce(), 1};
   ASSERT_NE(Launch(key_, "hang"), 0);
   ASSERT_NE(Launch(other, "hang"), 0);
-  const std::vector<RankPosition> positions = launcher_->ReadPositions(key_.nonce);
+  const std::vector<v1::RankPosition> positions = launcher_->ReadPositions(key_.nonce);
   ASSERT_EQ(positions.size(), 1u);
-  EXPECT_EQ(positions[0].rank, 0);
-  EXPECT_EQ(positions[0].collective, 42);
+  EXPECT_EQ(positions[0].rank(), 0);
+  EXPECT_EQ(positions[0].collective(), 42);
+  EXPECT_EQ(positions[0].changes(), 1u);
   launcher_->Kill(key_);
   launcher_->Kill(other);
   Pump();
   EXPECT_TRUE(record_.Wait<TreeGone>(key_).has_value());
   EXPECT_TRUE(record_.Wait<TreeGone>(other).has_value());
+}
+
+TEST_P(LauncherContract, ThePositionOutlivesTheProcessUntilItsProof) {
+  const int pid = Launch(key_, "hang");
+  ASSERT_NE(pid, 0);
+  if (fake_ == nullptr) {
+    kill(pid, SIGSTOP);
+    EXPECT_EQ(launcher_->ReadPositions(key_.nonce).at(0).collective(), 42);
+  }
+  launcher_->Kill(key_);
+  Pump();
+  ASSERT_TRUE(record_.Wait<TreeGone>(key_).has_value());
+  ASSERT_EQ(at_exit_.size(), 1u);
+  EXPECT_EQ(at_exit_[0].collective(), 42);
+  EXPECT_THAT(launcher_->ReadPositions(key_.nonce), ::testing::IsEmpty());
 }
 
 std::string KindName(const ::testing::TestParamInfo<Kind>& info) {

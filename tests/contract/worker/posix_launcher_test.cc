@@ -43,8 +43,9 @@ class PosixLauncherTest : public ::testing::TestWithParam<bool> {
     std::filesystem::remove_all(dir_);
   }
   void Create() {
-    auto launcher = PosixLauncher::Create({dir_, GetParam()}, recorder_,
-                                          [this](LaunchEvent event) { record_.Add(event); });
+    auto launcher =
+        PosixLauncher::Create({.state_dir = dir_, .allow_cgroup = GetParam()}, recorder_,
+                              [this](LaunchEvent event) { record_.Add(event); });
     ASSERT_TRUE(launcher.ok()) << launcher.status();
     launcher_ = *std::move(launcher);
   }
@@ -144,7 +145,7 @@ TEST_P(PosixLauncherTest, TheJournalIsWrittenBeforeTheForkAndClosedByTheProof) {
   };
   launcher_->Launch(FakeTrainerSpec(key_, "hang", dir_));
   ASSERT_TRUE(record_.Wait<TreeStarted>(key_).has_value());
-  EXPECT_THAT(journal(), ::testing::StartsWith(absl::StrCat("start job 1 ", key_.nonce, " 0 ")));
+  EXPECT_THAT(journal(), ::testing::HasSubstr(absl::StrCat("\nstart job 1 ", key_.nonce, " 0 ")));
   launcher_->Kill(key_);
   ASSERT_TRUE(record_.Wait<TreeGone>(key_).has_value());
   EXPECT_THAT(journal(), ::testing::HasSubstr(absl::StrCat("gone ", key_.nonce, " 0\n")));
@@ -166,7 +167,8 @@ pid_t ForkHolder(const std::string& dir, bool cgroup, const RankKey& key) {
   const pid_t holder = fork();
   if (holder != 0) return holder;
   RankRecorder recorder;
-  auto launcher = PosixLauncher::Create({dir, cgroup}, recorder, [](LaunchEvent) {});
+  auto launcher = PosixLauncher::Create({.state_dir = dir, .allow_cgroup = cgroup}, recorder,
+                                        [](LaunchEvent) {});
   if (!launcher.ok()) _exit(1);
   (*launcher)->Launch(FakeTrainerSpec(key, "grandchild", dir));
   for (;;) pause();

@@ -41,6 +41,16 @@ inline v1::JobSpec Spec(const std::string& name, int ranks) {
   return spec;
 }
 
+// The same, and the first failure is the end.
+inline v1::JobSpec SpecWithoutRestarts(const std::string& name, int ranks) {
+  v1::JobSpec spec = Spec(name, ranks);
+  v1::RestartSpec& restarts = *spec.mutable_restarts();
+  restarts.set_infrastructure(0);
+  restarts.set_application(0);
+  restarts.set_no_progress(0);
+  return spec;
+}
+
 // The daemon as a child process on a state folder of its own.
 class CoordinatorDaemon : public ::testing::Test {
  protected:
@@ -73,7 +83,13 @@ class CoordinatorDaemon : public ::testing::Test {
                                                 "--margin",
                                                 "1",
                                                 "--start-deadline",
-                                                "20"};
+                                                "20",
+                                                "--backoff",
+                                                "0.1",
+                                                "--backoff-longest",
+                                                "1",
+                                                "--settle",
+                                                "1"};
     std::vector<char*> argv;
     for (const std::string& argument : arguments)
       argv.push_back(const_cast<char*>(argument.data()));
@@ -138,6 +154,30 @@ class CoordinatorDaemon : public ::testing::Test {
     grpc::ClientContext context;
     EXPECT_TRUE(jobs_->Cancel(&context, request, &response).ok());
     return response.job();
+  }
+  // The answer of Hold, Release or Why.
+  template <typename Response, typename Call, typename Request>
+  Response Ask(Call call, const Request& request) {
+    Response response;
+    grpc::ClientContext context;
+    const grpc::Status status = call(&context, request, &response);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return response;
+  }
+  v1::Job Hold(const std::string& id) {
+    v1::HoldRequest request;
+    request.set_id(id);
+    return Ask<v1::HoldResponse>([&](auto... a) { return jobs_->Hold(a...); }, request).job();
+  }
+  v1::Job Release(const std::string& id) {
+    v1::ReleaseRequest request;
+    request.set_id(id);
+    return Ask<v1::ReleaseResponse>([&](auto... a) { return jobs_->Release(a...); }, request).job();
+  }
+  v1::WhyResponse Why(const std::string& id) {
+    v1::WhyRequest request;
+    request.set_id(id);
+    return Ask<v1::WhyResponse>([&](auto... a) { return jobs_->Why(a...); }, request);
   }
   v1::ListNodesResponse Nodes() {
     v1::ListNodesResponse response;

@@ -95,7 +95,7 @@ TEST_F(CoordinatorDaemon, CancelsWhilePlanningAndWhileRunning) {
 TEST_F(CoordinatorDaemon, ARankDiesAndTheJobSaysWhy) {
   const auto a = Worker("a", /*finish=*/false);
   v1::Job job;
-  ASSERT_TRUE(Submit(Spec("good", 2), "good", &job).ok());
+  ASSERT_TRUE(Submit(SpecWithoutRestarts("good", 2), "good", &job).ok());
   ASSERT_TRUE(Reaches(job.id(), v1::JOB_STATE_RUNNING));
   a->EndRank(1, 3);
   ASSERT_TRUE(Reaches(job.id(), v1::JOB_STATE_FAILED));
@@ -133,7 +133,7 @@ TEST_F(CoordinatorDaemon, RelaysLogs) {
 TEST_F(CoordinatorDaemon, ALostWorkerEndsTheJobAndItsSlotsStayUnknown) {
   auto a = Worker("a", /*finish=*/false);
   v1::Job job;
-  ASSERT_TRUE(Submit(Spec("good", 2), "good", &job).ok());
+  ASSERT_TRUE(Submit(SpecWithoutRestarts("good", 2), "good", &job).ok());
   ASSERT_TRUE(Reaches(job.id(), v1::JOB_STATE_RUNNING));
   a.reset();
   ASSERT_TRUE(Eventually([&] { return Nodes().nodes(0).state() == v1::NODE_STATE_LOST; }));
@@ -149,7 +149,7 @@ TEST_F(CoordinatorDaemon, ALostWorkerEndsTheJobAndItsSlotsStayUnknown) {
 TEST_F(CoordinatorDaemon, SurvivesKillAndStopsOrphansOfNobody) {
   auto a = Worker("a", /*finish=*/false);
   v1::Job job;
-  ASSERT_TRUE(Submit(Spec("good", 2), "good", &job).ok());
+  ASSERT_TRUE(Submit(SpecWithoutRestarts("good", 2), "good", &job).ok());
   ASSERT_TRUE(Reaches(job.id(), v1::JOB_STATE_RUNNING));
   Stop(SIGKILL);
   Start();

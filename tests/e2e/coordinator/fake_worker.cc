@@ -16,6 +16,9 @@ FakeWorker::FakeWorker(Options options) : options_(std::move(options)) {
   hello.set_worker(options_.name);
   hello.set_node_id(options_.name);
   hello.set_incarnation(options_.incarnation);
+  hello.set_state_id(options_.incarnation);
+  hello.set_start_number(1);
+  hello.set_session_number(1);
   hello.set_num_slots(options_.slots);
   hello.set_memory_per_rank_bytes(options_.memory_per_rank_bytes);
   {
@@ -53,6 +56,27 @@ void FakeWorker::Beat() {
 int64_t FakeWorker::epoch() const {
   std::lock_guard lock(mutex_);
   return epoch_;
+}
+
+int64_t FakeWorker::generation() const {
+  std::lock_guard lock(mutex_);
+  return generation_;
+}
+
+std::optional<absl::Duration> FakeWorker::stop_grace() const {
+  std::lock_guard lock(mutex_);
+  return stop_grace_;
+}
+
+void FakeWorker::Commit(int64_t step) {
+  std::lock_guard lock(mutex_);
+  v1::RankReport& rank = ranks_.at(0);
+  v1::CheckpointRef& commit = *rank.mutable_last_commit();
+  commit.set_generation(rank.ref().fence().generation());
+  commit.set_step(step);
+  commit.set_manifest_sha256(std::string(64, 'a'));
+  commit.set_bytes(1000);
+  Report(rank, rank.state());
 }
 
 int FakeWorker::num_live() const {
@@ -122,6 +146,7 @@ void FakeWorker::Handle(const v1::CoordinatorMessage& message) {
       rank.Clear();
       *rank.mutable_ref() = start.ref();
       rank.set_slot(start.slot());
+      generation_ = start.ref().fence().generation();
       Report(rank, v1::RANK_STATE_STARTED);
       rank.set_address(absl::StrCat(options_.name, "/", start.ref().rank()));
       rank.set_plan_hash(start.plan().plan_hash());
@@ -137,13 +162,20 @@ void FakeWorker::Handle(const v1::CoordinatorMessage& message) {
       return;
     }
     case v1::CoordinatorMessage::kStop: {
+      const bool notice = message.stop().grace_millis() > 0;
+      stop_grace_ = absl::Milliseconds(message.stop().grace_millis());
       for (auto& [number, rank] : ranks_) {
         if (rank.ref().fence().nonce() != message.stop().fence().nonce() ||
             rank.state() >= v1::RANK_STATE_EXITED) {
           continue;
         }
-        rank.set_signal(9);
-        rank.set_signal_sent_by_worker(true);
+        if (notice && rank.state() == v1::RANK_STATE_RUNNING) {
+          rank.set_exit_code(1);
+          rank.set_stopped_on_notice(true);
+        } else {
+          rank.set_signal(9);
+          rank.set_signal_sent_by_worker(true);
+        }
         Report(rank, v1::RANK_STATE_EXITED);
         Report(rank, v1::RANK_STATE_GONE);
       }

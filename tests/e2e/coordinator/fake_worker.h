@@ -1,5 +1,6 @@
 // A worker that speaks the Session protocol over real gRPC and runs no processes: its ranks obey at
-// once. The test sees every message and decides what ranks report.
+// once, and leave at a step boundary when they are given a grace. The test sees every message and
+// decides what ranks report.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -9,9 +10,11 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 
+#include "absl/time/time.h"
 #include "upipe/v1/worker_service.grpc.pb.h"
 
 namespace upipe::coordinator {
@@ -32,6 +35,12 @@ class FakeWorker {
 
   // Ends rank `rank` of whatever job it runs here: EXITED with `report`'s exit, then GONE.
   void EndRank(int rank, int exit_code);
+  // Rank 0 tells of a manifest in its place.
+  void Commit(int64_t step);
+  // The grace of the last StopRanks; none before.
+  std::optional<absl::Duration> stop_grace() const;
+  // The generation of the last StartRank; 0 before.
+  int64_t generation() const;
   // The epoch of the last HelloAck; 0 before.
   int64_t epoch() const;
   int num_live() const;
@@ -54,6 +63,8 @@ class FakeWorker {
   mutable std::mutex mutex_;
   uint64_t sequence_ = 0;
   int64_t epoch_ = 0;
+  int64_t generation_ = 0;
+  std::optional<absl::Duration> stop_grace_;
   std::map<int, v1::RankReport> ranks_;  // by rank number
   struct Followed {
     grpc::ClientContext context;

@@ -65,10 +65,49 @@ class RpcErrors : public CoordinatorDaemon {
     }
     return stream->Finish();
   }
-  grpc::Status LogsStatus(const std::string& id, int rank = 0) {
+  // How a call of Hold, Release or Why ends.
+  template <typename Response, typename Request>
+  grpc::Status JobStatus(grpc::Status (v1::JobService::Stub::*call)(grpc::ClientContext*,
+                                                                    const Request&, Response*),
+                         const std::string& id) {
+    Request request;
+    request.set_id(id);
+    Response response;
+    grpc::ClientContext context;
+    return (jobs_.get()->*call)(&context, request, &response);
+  }
+  template <typename Response, typename Request>
+  grpc::Status NodeStatus(grpc::Status (v1::NodeService::Stub::*call)(grpc::ClientContext*,
+                                                                      const Request&, Response*),
+                          const std::string& worker, Request request = {}) {
+    request.set_worker(worker);
+    Response response;
+    grpc::ClientContext context;
+    return (nodes_.get()->*call)(&context, request, &response);
+  }
+  // Every call of NodeService that names a worker.
+  std::vector<grpc::Status> NodeStatuses(const std::string& worker) {
+    return {NodeStatus(&v1::NodeService::Stub::Cordon, worker),
+            NodeStatus(&v1::NodeService::Stub::Drain, worker),
+            NodeStatus(&v1::NodeService::Stub::Uncordon, worker),
+            NodeStatus(&v1::NodeService::Stub::FenceNode, worker),
+            NodeStatus(&v1::NodeService::Stub::ForgetNode, worker)};
+  }
+  // Every call of JobService that names a job and nothing else.
+  std::vector<grpc::Status> JobStatuses(const std::string& id) {
+    return {GetStatus(id),
+            CancelStatus(id),
+            WatchStatus(id),
+            LogsStatus(id),
+            JobStatus(&v1::JobService::Stub::Hold, id),
+            JobStatus(&v1::JobService::Stub::Release, id),
+            JobStatus(&v1::JobService::Stub::Why, id)};
+  }
+  grpc::Status LogsStatus(const std::string& id, int rank = 0, int64_t generation = 0) {
     v1::LogsRequest request;
     request.set_id(id);
     request.set_rank(rank);
+    request.set_generation(generation);
     grpc::ClientContext context;
     const auto stream = jobs_->Logs(&context, request);
     v1::LogsResponse response;
@@ -97,6 +136,9 @@ class RpcErrors : public CoordinatorDaemon {
     v1::Hello& hello = *message.mutable_hello();
     hello.set_worker(worker);
     hello.set_incarnation(incarnation);
+    hello.set_state_id(incarnation);
+    hello.set_start_number(1);
+    hello.set_session_number(1);
     hello.set_num_slots(1);
     hello.set_memory_per_rank_bytes(1 << 20);
     return message;
@@ -107,17 +149,71 @@ TEST_F(RpcErrors, IdsAreCheckedByEveryCall) {
   std::vector<std::string> bad(std::begin(kBadIds), std::end(kBadIds));
   bad.emplace_back(100'000, 'a');
   for (const std::string& id : bad) {
-    for (const grpc::Status& status :
-         {GetStatus(id), CancelStatus(id), WatchStatus(id), LogsStatus(id)}) {
+    for (const grpc::Status& status : JobStatuses(id)) {
       EXPECT_THAT(Expect(Reason::kRequestInvalid, status), ElementsAre("id")) << id.substr(0, 40);
     }
   }
   const std::string unknown = "nobody-aaaaaa";
-  for (const grpc::Status& status :
-       {GetStatus(unknown), CancelStatus(unknown), WatchStatus(unknown), LogsStatus(unknown)}) {
+  for (const grpc::Status& status : JobStatuses(unknown)) {
     EXPECT_THAT(Expect(Reason::kJobNotFound, status), IsEmpty());
     EXPECT_THAT(status.error_message(), HasSubstr(unknown));
   }
+}
+
+TEST_F(RpcErrors, WorkersAreCheckedByEveryCall) {
+  for (const std::string& worker : {std::string(), std::string(100'000, 'a')}) {
+    for (const grpc::Status& status : NodeStatuses(worker)) {
+      EXPECT_THAT(Expect(Reason::kRequestInvalid, status), ElementsAre("worker"));
+    }
+  }
+  for (const std::string& worker : {std::string("nobody"), std::string("a\nb\x1b[2J")}) {
+    for (const grpc::Status& status : NodeStatuses(worker)) {
+      EXPECT_THAT(Expect(Reason::kNodeNotFound, status), IsEmpty());
+    }
+  }
+}
+
+TEST_F(RpcErrors, ReasonsAndGracesHaveBounds) {
+  v1::DrainRequest drain;
+  drain.set_reason(std::string(501, 'r'));
+  drain.set_grace_millis(-1);
+  EXPECT_THAT(Expect(Reason::kRequestInvalid, NodeStatus(&v1::NodeService::Stub::Drain, "", drain)),
+              ElementsAre("worker", "reason", "grace_millis"));
+  v1::CordonRequest cordon;
+  cordon.set_reason(std::string(501, 'r'));
+  EXPECT_THAT(
+      Expect(Reason::kRequestInvalid, NodeStatus(&v1::NodeService::Stub::Cordon, "a", cordon)),
+      ElementsAre("reason"));
+  for (const int64_t grace : {int64_t{-1}, int64_t{24 * 3600 * 1000 + 1}}) {
+    v1::CancelRequest request;
+    request.set_id("nobody-aaaaaa");
+    request.set_grace_millis(grace);
+    v1::CancelResponse response;
+    grpc::ClientContext context;
+    EXPECT_THAT(Expect(Reason::kRequestInvalid, jobs_->Cancel(&context, request, &response)),
+                ElementsAre("grace_millis"));
+  }
+}
+
+TEST_F(RpcErrors, AJobThatEndedIsNeitherHeldNorReleased) {
+  const auto a = Worker("a");
+  v1::Job job;
+  ASSERT_TRUE(Submit(Spec("good", 1), "good", &job).ok());
+  ASSERT_TRUE(Reaches(job.id(), v1::JOB_STATE_SUCCEEDED));
+  EXPECT_THAT(Expect(Reason::kJobEnded, JobStatus(&v1::JobService::Stub::Hold, job.id())),
+              IsEmpty());
+  EXPECT_THAT(Expect(Reason::kJobEnded, JobStatus(&v1::JobService::Stub::Release, job.id())),
+              IsEmpty());
+  EXPECT_EQ(Why(job.id()).reason(), v1::WAIT_REASON_ENDED);
+}
+
+TEST_F(RpcErrors, OnlyASilentNodeIsFencedOrForgotten) {
+  auto a = Worker("a", /*finish=*/false);
+  EXPECT_THAT(Expect(Reason::kNodeNotSilent, NodeStatus(&v1::NodeService::Stub::FenceNode, "a")),
+              IsEmpty());
+  EXPECT_THAT(Expect(Reason::kNodeNotSilent, NodeStatus(&v1::NodeService::Stub::ForgetNode, "a")),
+              IsEmpty());
+  EXPECT_EQ(Nodes().nodes_size(), 1);
 }
 
 TEST_F(RpcErrors, Submit) {
@@ -157,12 +253,17 @@ TEST_F(RpcErrors, ListJobs) {
 
 TEST_F(RpcErrors, Logs) {
   v1::Job job;
-  ASSERT_TRUE(Submit(Spec("good", 2), "good", &job).ok());
+  ASSERT_TRUE(Submit(SpecWithoutRestarts("good", 2), "good", &job).ok());
   EXPECT_THAT(Expect(Reason::kJobNotStarted, LogsStatus(job.id())), IsEmpty());
   EXPECT_THAT(Expect(Reason::kRequestInvalid, LogsStatus("x!", -1)), ElementsAre("id", "rank"));
   auto a = Worker("a", /*finish=*/false);
   ASSERT_TRUE(Reaches(job.id(), v1::JOB_STATE_RUNNING));
   EXPECT_THAT(Expect(Reason::kRequestInvalid, LogsStatus(job.id(), 2)), ElementsAre("rank"));
+  EXPECT_THAT(Expect(Reason::kRequestInvalid, LogsStatus(job.id(), 0, -1)),
+              ElementsAre("generation"));
+  EXPECT_THAT(Expect(Reason::kRequestInvalid, LogsStatus(job.id(), 0, 2)),
+              ElementsAre("generation"));
+  EXPECT_TRUE(LogsStatus(job.id(), 1, 1).ok());
   EXPECT_TRUE(LogsStatus(job.id(), 1).ok());
   a.reset();
   // Until the coordinator sees the session's end it asks the worker, and asks in vain: LOG_LATE.
@@ -188,6 +289,7 @@ TEST_F(RpcErrors, Sessions) {
   message.mutable_hello()->set_worker("a b");
   EXPECT_THAT(Expect(Reason::kHelloInvalid, SessionStatus(message)),
               ElementsAre("hello.worker", "hello.num_slots", "hello.incarnation",
+                          "hello.state_id", "hello.start_number", "hello.session_number",
                           "hello.memory_per_rank_bytes"));
   message = HelloOf("a", "i");
   message.mutable_hello()->set_epoch(99);
@@ -287,8 +389,9 @@ std::string Field(int number, const std::string& value) {
 TEST_F(RpcErrors, ReflectionListsAndDescribesTheServices) {
   constexpr int kListServices = 7, kFileContainingSymbol = 4;
   const std::string services = Reflect(channel_, Field(kListServices, "*"));
-  for (const char* name : {"upipe.v1.JobService", "upipe.v1.NodeService", "upipe.v1.WorkerService",
-                           "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}) {
+  for (const char* name : {"upipe.v1.JobService", "upipe.v1.NodeService", "upipe.v1.AdminService",
+                           "upipe.v1.WorkerService", "grpc.health.v1.Health",
+                           "grpc.reflection.v1alpha.ServerReflection"}) {
     EXPECT_THAT(services, HasSubstr(name));
   }
   const std::string file = Reflect(channel_, Field(kFileContainingSymbol, "upipe.v1.JobService"));

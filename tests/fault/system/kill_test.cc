@@ -18,6 +18,7 @@ using ::testing::HasSubstr;
 using testing::TrainersOf;
 
 constexpr int kForever = 1000000;
+constexpr char kNoRestarts[] = "restarts: {infrastructure: 0}\n";
 
 class KillTest : public ::testing::Test {
  protected:
@@ -28,9 +29,9 @@ class KillTest : public ::testing::Test {
     cluster_.StartWorker("w0", 2);
     cluster_.StartWorker("w1", 2);
   }
-  std::string RunningJob(int steps = kForever) {
+  std::string RunningJob(int steps = kForever, const std::string& extra = "") {
     const CommandResult result =
-        cluster_.Upipe({"submit", cluster_.JobFile("job", 4, steps), "-o", "json"});
+        cluster_.Upipe({"submit", cluster_.JobFile("job", 4, steps, extra), "-o", "json"});
     EXPECT_EQ(result.exit_code, 0) << result.errors;
     const std::string job = nlohmann::json::parse(result.output).value("id", "");
     cluster_.AwaitStep(job, absl::Seconds(60));
@@ -58,13 +59,13 @@ class KillTest : public ::testing::Test {
 
 TEST_F(KillTest, TrainerKilledFailsTheJobWithItsRankAndSignal) {
   Start();
-  const std::string job = RunningJob();
+  const std::string job = RunningJob(kForever, kNoRestarts);
   const pid_t victim = TrainersOf(job).front();
   const int rank = testing::RankOf(victim);
   kill(victim, SIGKILL);
   EXPECT_EQ(cluster_.Upipe({"wait", job}).exit_code, 1);
   const auto described = cluster_.Describe(job);
-  EXPECT_EQ(described.value("shown_state", ""), "FAILED");
+  ASSERT_EQ(described.value("shown_state", ""), "FAILED");
   EXPECT_EQ(described["cause"].value("signal", 0), SIGKILL) << described["cause"];
   EXPECT_EQ(described["cause"].value("rank", -1), rank) << described["cause"];
   EXPECT_FALSE(described["cause"].value("log_tail", nlohmann::json::array()).empty());
@@ -77,7 +78,7 @@ TEST_F(KillTest, TrainerKilledFailsTheJobWithItsRankAndSignal) {
 
 TEST_F(KillTest, WorkerKilledFailsTheJobAndItsSlotsAreUnknownUntilItSaysHello) {
   Start();
-  const std::string job = RunningJob();
+  const std::string job = RunningJob(kForever, kNoRestarts);
   cluster_.KillWorker("w1");
   cluster_.Await("the dead worker's slots to be UNKNOWN", absl::Seconds(10),
                  [&] { return SlotsIn("w1", "SLOT_STATE_UNKNOWN") == 2; });

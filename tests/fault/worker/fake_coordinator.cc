@@ -57,6 +57,12 @@ void FakeCoordinator::Hear(const v1::WorkerMessage& message, SessionStream* stre
     ack.mutable_timing()->set_autonomy_millis(3000);
     ack.mutable_timing()->set_margin_millis(1000);
   } else if (message.has_heartbeat()) {
+    leaving = message.heartbeat().leaving();
+    positions.clear();
+    for (const v1::AttemptPositions& attempt : message.heartbeat().attempts()) {
+      for (const v1::RankPosition& position : attempt.ranks())
+        positions[{attempt.fence().generation(), position.rank()}] = position;
+    }
     reply.mutable_heartbeat_ack()->set_sequence(message.sequence());
   } else if (message.has_rank()) {
     const std::pair<int64_t, int> key{message.rank().ref().fence().generation(),
@@ -126,8 +132,16 @@ void FakeCoordinator::Start(const v1::RunPlan& plan, int64_t generation, const s
   Send(message);
 }
 
-void FakeCoordinator::SendPeers(int64_t generation, const std::string& nonce) {
+void FakeCoordinator::Retain(int64_t generation, const std::string& nonce, int keep) {
   v1::CoordinatorMessage message;
+  *message.mutable_retain()->mutable_fence() = MakeFence(generation, nonce);
+  message.mutable_retain()->set_keep(keep);
+  Send(message);
+}
+
+void FakeCoordinator::SendPeers(int64_t generation, const std::string& nonce, int64_t resume_step) {
+  v1::CoordinatorMessage message;
+  if (resume_step > 0) message.mutable_peers()->mutable_resume()->set_step(resume_step);
   *message.mutable_peers()->mutable_fence() = MakeFence(generation, nonce);
   {
     std::lock_guard lock(mutex_);

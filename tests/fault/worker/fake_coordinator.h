@@ -34,7 +34,9 @@ class FakeCoordinator : public v1::WorkerService::Service {
   std::map<std::pair<int64_t, int>, v1::RankReport> ranks;  // newest by (generation, rank)
   std::map<std::pair<int64_t, int>, std::vector<v1::RankState>> states;  // changes, in order
   std::map<int, v1::StepReport> progress;
-  std::map<std::string, std::string> logs;  // by request id
+  std::map<std::pair<int64_t, int>, v1::RankPosition> positions;  // of the last heartbeat
+  bool leaving = false;                                           // of the last heartbeat
+  std::map<std::string, std::string> logs;                        // by request id
   std::map<std::string, bool> logs_ended;
   std::map<std::string, bool> logs_complete;
 
@@ -43,7 +45,8 @@ class FakeCoordinator : public v1::WorkerService::Service {
              int slot, int num_ranks);
   void Start(const v1::RunPlan& plan, int64_t generation, const std::string& nonce, int rank,
              int slot);
-  void SendPeers(int64_t generation, const std::string& nonce);
+  void SendPeers(int64_t generation, const std::string& nonce, int64_t resume_step = 0);
+  void Retain(int64_t generation, const std::string& nonce, int keep);
   void Stop(int64_t generation, const std::string& nonce, int64_t grace_millis);
   void OpenLog(const std::string& request_id, int64_t generation, int rank, int64_t offset,
                bool follow);

@@ -13,6 +13,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -62,9 +63,11 @@ void Misbehave(absl::string_view mode, const std::string& nonce) {
     int code = 0;
     if (absl::SimpleAtoi(mode, &code)) _exit(code);
   }
-  if (mode == "ignore-term") signal(SIGTERM, SIG_IGN);
   if (mode == "grandchild") LeaveGrandchild();
   if (mode == "shared-memory") LeaveSharedMemory(nonce);
+  if (mode == "eat-memory") {
+    for (std::vector<std::string> eaten;;) eaten.emplace_back(1 << 20, 'x');
+  }
   if (absl::ConsumePrefix(&mode, "exit-on-usr1:") && absl::SimpleAtoi(mode, &usr1_exit_code)) {
     signal(SIGUSR1, [](int) { _exit(usr1_exit_code); });
   }
@@ -81,14 +84,16 @@ struct Inbox {
   std::mutex mutex;
   std::condition_variable changed;
   std::optional<upipe::v1::Assignment> assignment;
-  bool peers = false;
+  std::optional<upipe::v1::Peers> peers;
+  std::optional<upipe::v1::RetainCheckpoints> retain;
   bool stop = false;
 };
 
 void Take(Inbox& inbox, const WorkerCommand& command) {
   std::lock_guard lock(inbox.mutex);
   if (command.has_assignment()) inbox.assignment = command.assignment();
-  inbox.peers |= command.has_peers();
+  if (command.has_peers()) inbox.peers = command.peers();
+  if (command.has_retain()) inbox.retain = command.retain();
   inbox.stop |= command.has_stop();
   inbox.changed.notify_all();
 }
@@ -97,6 +102,10 @@ TrainerMessage Ready(const upipe::v1::RunPlan& plan, int rank) {
   TrainerMessage message;
   message.mutable_ready()->set_address(absl::StrCat("address of ", rank));
   message.mutable_ready()->set_plan_hash(plan.plan_hash());
+  if (plan.spec().name() == "checkpoint" && rank == 0) {
+    message.mutable_ready()->mutable_resume()->set_step(40);
+    message.mutable_ready()->add_passed_over()->set_step(50);
+  }
   return message;
 }
 
@@ -106,6 +115,7 @@ TrainerMessage Report(int64_t step, int64_t total) {
   report.set_step(step);
   report.set_total_steps(total);
   report.set_loss(5.0 / static_cast<double>(step));
+  report.set_step_seconds(1);
   report.set_comm_seconds(0.25);
   report.mutable_memory()->set_peak_bytes(4096);
   upipe::v1::TagBytes& tag = *report.mutable_memory()->add_tags();
@@ -120,6 +130,40 @@ TrainerMessage Report(int64_t step, int64_t total) {
   return message;
 }
 
+TrainerMessage Committed(int64_t step) {
+  TrainerMessage message;
+  message.mutable_committed()->set_step(step);
+  message.mutable_committed()->set_bytes(1 << 20);
+  message.mutable_committed()->set_write_seconds(1.5);
+  return message;
+}
+
+// A checkpoint, one that failed, and the order to delete what is older.
+void Checkpoint(upipe::worker::TrainerLink& link, Inbox& inbox,
+                std::unique_lock<std::mutex>& lock) {
+  link.Send(Committed(45));
+  TrainerMessage problem;
+  problem.mutable_problem()->set_step(60);
+  problem.mutable_problem()->set_message("no room on the checkpoints' disk");
+  link.Send(problem);
+  inbox.changed.wait(lock, [&] { return inbox.retain.has_value(); });
+  Say(absl::StrCat("keeps ", inbox.retain->keep()));
+}
+
+// Leaves at the boundary after a notice, as a whole gang does.
+int Obey(upipe::worker::TrainerLink& link, Inbox& inbox, std::unique_lock<std::mutex>& lock,
+         int rank) {
+  Say("ready");
+  inbox.changed.wait(lock, [&] { return inbox.stop; });
+  Say("leaves on notice");
+  if (rank == 0) link.Send(Committed(10));
+  lock.unlock();
+  upipe::v1::TrainerFinished finished;
+  finished.set_code(static_cast<int>(absl::StatusCode::kCancelled));
+  link.Finish(finished, absl::Seconds(5));
+  return 1;
+}
+
 int Train(const std::string& socket, const upipe::v1::TrainerHello& hello,
           upipe::PositionPage& page) {
   Inbox inbox;
@@ -131,12 +175,14 @@ int Train(const std::string& socket, const upipe::v1::TrainerHello& hello,
   const upipe::v1::RunPlan plan = inbox.assignment->plan();
   const int rank = hello.ref().rank();
   link->Send(Ready(plan, rank));
-  inbox.changed.wait(lock, [&] { return inbox.peers; });
+  inbox.changed.wait(lock, [&] { return inbox.peers.has_value(); });
+  if (inbox.peers->has_resume()) Say(absl::StrCat("resumes step ", inbox.peers->resume().step()));
   TrainerMessage running;
   running.mutable_running();
   link->Send(running);
   page.collective = 100 + rank;
   page.in_collective = 1;
+  page.sequence.fetch_add(1);
   // "exit:7@1" misbehaves in rank 1 only, the others hang as ranks do whose peer is stuck.
   absl::string_view mode = plan.spec().name();
   std::string target;
@@ -144,6 +190,9 @@ int Train(const std::string& socket, const upipe::v1::TrainerHello& hello,
     target = std::string(mode.substr(at + 1));
     mode = mode.substr(0, at);
   }
+  if (mode == "obey" && (target.empty() || target == absl::StrCat(rank)))
+    return Obey(*link, inbox, lock, rank);
+  if (mode == "checkpoint" && rank == 0) Checkpoint(*link, inbox, lock);
   if (mode != "train" && mode != "report") {
     lock.unlock();
     Say(absl::StrCat("rank ", rank, " does ", mode));
@@ -178,6 +227,7 @@ int main() {
   }
   if (const std::string mode = Variable("FAKE_TRAINER_MODE"); !mode.empty()) {
     position->page().collective = 42;
+    position->page().sequence = 1;
     Misbehave(mode, nonce);
   }
   upipe::v1::TrainerHello hello;

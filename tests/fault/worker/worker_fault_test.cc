@@ -3,6 +3,7 @@
 #include <arpa/inet.h>
 #include <signal.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -29,6 +30,58 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+
+// What GET /metrics of `address` answers.
+std::string Scrape(const std::string& address) {
+  const size_t colon = address.rfind(':');
+  sockaddr_in to{};
+  to.sin_family = AF_INET;
+  to.sin_port = htons(static_cast<uint16_t>(std::stoi(address.substr(colon + 1))));
+  inet_pton(AF_INET, address.substr(0, colon).c_str(), &to.sin_addr);
+  const int fd = socket(AF_INET, SOCK_STREAM, 0);
+  std::string answer;
+  const std::string request = "GET /metrics HTTP/1.0\r\n\r\n";
+  if (connect(fd, reinterpret_cast<sockaddr*>(&to), sizeof to) == 0 &&
+      write(fd, request.data(), request.size()) == static_cast<ssize_t>(request.size())) {
+    char buffer[4096];
+    for (ssize_t got = read(fd, buffer, sizeof buffer); got > 0;
+         got = read(fd, buffer, sizeof buffer)) {
+      answer.append(buffer, static_cast<size_t>(got));
+    }
+  }
+  close(fd);
+  return answer;
+}
+
+// A v1 cgroup of one controller, where this machine lets us make one.
+class V1Cgroup {
+ public:
+  explicit V1Cgroup(const std::string& controller)
+      : path_(absl::StrCat("/sys/fs/cgroup/", controller, "/upipe-test-", getpid())),
+        made_(mkdir(path_.c_str(), 0755) == 0 && access(Path("cgroup.procs").c_str(), W_OK) == 0) {}
+  V1Cgroup(const V1Cgroup&) = delete;
+  V1Cgroup& operator=(const V1Cgroup&) = delete;
+  ~V1Cgroup() {
+    if (!made_) return;
+    EXPECT_TRUE(Eventually([this] { return rmdir(path_.c_str()) == 0; })) << path_;
+  }
+  bool made() const { return made_; }
+  bool Set(const std::string& file, const std::string& value) const {
+    std::ofstream stream(Path(file));
+    stream << value << std::flush;
+    return stream.good();
+  }
+  std::string Get(const std::string& file) const {
+    std::string word;
+    std::ifstream(Path(file)) >> word;
+    return word;
+  }
+
+ private:
+  std::string Path(const std::string& file) const { return path_ + "/" + file; }
+  const std::string path_;
+  const bool made_;
+};
 
 // Both containments, where this machine has cgroup2.
 class WorkerFault : public ::testing::TestWithParam<bool> {
@@ -60,9 +113,13 @@ class WorkerFault : public ::testing::TestWithParam<bool> {
   std::string RankDir(int64_t generation, int rank) const {
     return absl::StrCat(state_dir(), "/ranks/job-1/g", generation, "/r", rank);
   }
-  void StartWorker() {
+  void StartWorker(const std::string& leave_grace = "1m") {
     worker_ = std::make_unique<WorkerProcess>(
-        WorkerProcess::Options{coordinator_->address(), root_, FAKE_TRAINER, GetParam()});
+        WorkerProcess::Options{.coordinator = coordinator_->address(),
+                               .root = root_,
+                               .trainer_binary = FAKE_TRAINER,
+                               .cgroup = GetParam(),
+                               .leave_grace = leave_grace});
   }
   std::string NewNonce() { return nonces_.emplace_back(RandomNonce()); }
 
@@ -187,17 +244,44 @@ TEST_P(WorkerFault, AKilledTrainerIsASignalWeDidNotSend) {
   ASSERT_TRUE(coordinator_->WaitForState(0, v1::RANK_STATE_GONE));
 }
 
-TEST_P(WorkerFault, CancelWithGraceThenKill) {
-  const std::string nonce = StartTwo("ignore-term@0");
+TEST_P(WorkerFault, OnNoticeTheGangLeavesTogether) {
+  const std::string nonce = StartTwo("obey");
+  ASSERT_TRUE(LogHolds(1, 0, "ready"));
+  ASSERT_TRUE(LogHolds(1, 1, "ready"));
+  coordinator_->Stop(1, nonce, 60000);
+  for (int rank = 0; rank < 2; ++rank) {
+    ASSERT_TRUE(coordinator_->WaitForState(rank, v1::RANK_STATE_GONE));
+    EXPECT_TRUE(Report(rank).stopped_on_notice());
+    EXPECT_EQ(Report(rank).exit_code(), 1);
+    EXPECT_FALSE(Report(rank).has_cause()) << Report(rank).cause().DebugString();
+  }
+  EXPECT_EQ(Report(0).last_commit().step(), 10);
+}
+
+TEST_P(WorkerFault, BeforeTheFirstStepANoticeEndsAtOnce) {
+  const std::string nonce = NewNonce();
+  for (int rank = 0; rank < 2; ++rank) coordinator_->Start("obey", 1, nonce, rank, rank, 2);
+  for (int rank = 0; rank < 2; ++rank)
+    ASSERT_TRUE(coordinator_->WaitForState(rank, v1::RANK_STATE_READY));
+  coordinator_->Stop(1, nonce, 60000);  // longer than the test waits
+  for (int rank = 0; rank < 2; ++rank) {
+    ASSERT_TRUE(coordinator_->WaitForState(rank, v1::RANK_STATE_GONE));
+    EXPECT_TRUE(Report(rank).signal_sent_by_worker());
+    EXPECT_EQ(Report(rank).cause().kind(), v1::CAUSE_KIND_USER);
+  }
+}
+
+TEST_P(WorkerFault, WhatDoesNotLeaveWithinTheGraceIsKilled) {
+  const std::string nonce = StartTwo("obey@1");
   ASSERT_TRUE(LogHolds(1, 0, "ready"));
   ASSERT_TRUE(LogHolds(1, 1, "ready"));
   coordinator_->Stop(1, nonce, 300);
   ASSERT_TRUE(coordinator_->WaitForState(0, v1::RANK_STATE_GONE));
   ASSERT_TRUE(coordinator_->WaitForState(1, v1::RANK_STATE_GONE));
   EXPECT_EQ(Report(0).signal(), SIGKILL);
-  EXPECT_EQ(Report(1).signal(), SIGTERM);
   EXPECT_TRUE(Report(0).signal_sent_by_worker());
-  EXPECT_TRUE(Report(1).signal_sent_by_worker());
+  EXPECT_THAT(Report(0).cause().message(), HasSubstr("did not leave within the grace"));
+  EXPECT_TRUE(Report(1).stopped_on_notice());
   coordinator_->Start("train", 1, NewNonce(), 0, 0, 2);  // the stopped generation may not come back
   ASSERT_TRUE(coordinator_->WaitUntil([&] {
     return absl::StrContains(coordinator_->ranks[{1, 0}].cause().message(),
@@ -205,9 +289,124 @@ TEST_P(WorkerFault, CancelWithGraceThenKill) {
   }));
 }
 
+TEST_P(WorkerFault, AStoppedRanksPositionIsReadAndItStaysInPlace) {
+  const std::string nonce = StartTwo("hang");
+  ASSERT_TRUE(LogHolds(1, 1, "ready"));
+  const int pid = ProcessesOf({nonce, 1}).at(0);
+  kill(pid, SIGSTOP);
+  v1::RankPosition position;
+  ASSERT_TRUE(coordinator_->WaitUntil([&] {
+    position = coordinator_->positions[{1, 1}];
+    return position.seconds_in_place() > 0.5;
+  }));
+  EXPECT_EQ(position.collective(), 101);
+  EXPECT_TRUE(position.in_collective());
+  EXPECT_EQ(position.changes(), 1u);
+  coordinator_->Stop(1, nonce, 200);  // deaf to a notice
+  ASSERT_TRUE(coordinator_->WaitForState(0, v1::RANK_STATE_GONE));
+  ASSERT_TRUE(coordinator_->WaitForState(1, v1::RANK_STATE_GONE));
+  EXPECT_THAT(Report(1).cause().evidence(), HasSubstr("inside collective 101"));
+  ASSERT_TRUE(coordinator_->WaitUntil([&] { return coordinator_->positions.empty(); }));
+}
+
+TEST_P(WorkerFault, ResumeCommitProblemAndRetentionReachWhoTheyAreFor) {
+  const std::string nonce = NewNonce();
+  for (int rank = 0; rank < 2; ++rank) coordinator_->Start("checkpoint", 1, nonce, rank, rank, 2);
+  for (int rank = 0; rank < 2; ++rank)
+    ASSERT_TRUE(coordinator_->WaitForState(rank, v1::RANK_STATE_READY));
+  EXPECT_EQ(Report(0).resume().step(), 40);
+  EXPECT_FALSE(Report(1).has_resume());
+  coordinator_->SendPeers(1, nonce, /*resume_step=*/30);
+  EXPECT_TRUE(LogHolds(1, 0, "resumes step 30"));
+  EXPECT_TRUE(LogHolds(1, 1, "resumes step 30"));
+  ASSERT_TRUE(coordinator_->WaitUntil([&] {
+    return coordinator_->ranks[{1, 0}].last_commit().step() == 45 &&
+           coordinator_->ranks[{1, 0}].problems_size() == 2;
+  }));
+  EXPECT_EQ(Report(0).problems(0).step(), 50);
+  EXPECT_EQ(Report(0).problems(1).message(), "no room on the checkpoints' disk");
+  const std::string text = Scrape(coordinator_->hellos.front().metrics_address());
+  const std::string slot = "{node=\"n1\",slot=\"0\",worker=\"w1\"} ";
+  EXPECT_THAT(text, HasSubstr(absl::StrCat("upipe_checkpoints_total", slot, "1")));
+  EXPECT_THAT(text, HasSubstr(absl::StrCat("upipe_checkpoint_problems_total", slot, "2")));
+  EXPECT_THAT(text, HasSubstr(absl::StrCat("upipe_checkpoint_step", slot, "45")));
+  EXPECT_THAT(text, HasSubstr(absl::StrCat("upipe_checkpoint_bytes", slot, "1048576")));
+  EXPECT_THAT(text, HasSubstr(absl::StrCat("upipe_checkpoint_seconds", slot, "1.5")));
+  coordinator_->Retain(1, nonce, 3);
+  EXPECT_TRUE(LogHolds(1, 0, "keeps 3"));
+}
+
+TEST_P(WorkerFault, AKillForWantOfMemoryIsShownAsSuch) {
+  const V1Cgroup memory("memory");
+  if (!memory.made() || !memory.Set("memory.limit_in_bytes", "268435456"))
+    GTEST_SKIP() << "no v1 memory cgroup can be made here";
+  memory.Set("memory.memsw.limit_in_bytes", "268435456");  // where swap is counted
+  ASSERT_TRUE(memory.Set("cgroup.procs", absl::StrCat(worker_->pid())));
+  StartTwo("eat-memory@1");
+  ASSERT_TRUE(coordinator_->WaitForState(1, v1::RANK_STATE_GONE));
+  ASSERT_TRUE(coordinator_->WaitForState(0, v1::RANK_STATE_GONE));
+  EXPECT_EQ(Report(1).signal(), SIGKILL);
+  EXPECT_FALSE(Report(1).signal_sent_by_worker());
+  EXPECT_EQ(Report(1).cause().kind(), v1::CAUSE_KIND_OUT_OF_MEMORY) << Report(1).DebugString();
+  EXPECT_THAT(Report(1).cause().evidence(),
+              ::testing::AnyOf(HasSubstr("oom_kill +1"), HasSubstr("kernel log: ")));
+  EXPECT_EQ(Report(0).cause().kind(), v1::CAUSE_KIND_PEER_FAILURE);
+  worker_.reset();  // lives in it
+}
+
+// A frozen process takes no SIGKILL until it is thawed, as one that waits for a dead disk.
+TEST_P(WorkerFault, ASlotIsQuarantinedUntilItsRankIsProvenGone) {
+  const V1Cgroup freezer("freezer");
+  if (!freezer.made()) GTEST_SKIP() << "no v1 freezer cgroup can be made here";
+  const std::string nonce = StartTwo("hang");
+  ASSERT_TRUE(LogHolds(1, 0, "ready"));
+  ASSERT_TRUE(LogHolds(1, 1, "ready"));
+  ASSERT_TRUE(freezer.Set("cgroup.procs", absl::StrCat(ProcessesOf({nonce, 0}).at(0))));
+  ASSERT_TRUE(freezer.Set("freezer.state", "FROZEN"));
+  ASSERT_TRUE(Eventually([&] { return freezer.Get("freezer.state") == "FROZEN"; }));
+  coordinator_->Stop(1, nonce, 0);
+  ASSERT_TRUE(coordinator_->WaitForState(1, v1::RANK_STATE_GONE));
+  EXPECT_TRUE(coordinator_->WaitUntil([&] { return coordinator_->ranks[{1, 0}].quarantined(); }));
+  EXPECT_NE(Report(0).state(), v1::RANK_STATE_GONE);
+  const std::string next = NewNonce();
+  coordinator_->Start("train", 2, next, 0, 0, 2);  // waits for the slot
+  EXPECT_TRUE(coordinator_->WaitForState(0, v1::RANK_STATE_PLACED, 2));
+  EXPECT_THAT(ProcessesOf({next, 0}), ElementsAre());
+  EXPECT_TRUE(freezer.Set("freezer.state", "THAWED"));
+  ASSERT_TRUE(coordinator_->WaitForState(0, v1::RANK_STATE_GONE));
+  EXPECT_FALSE(Report(0).quarantined());
+  EXPECT_TRUE(coordinator_->WaitForState(0, v1::RANK_STATE_READY, 2));
+}
+
+TEST_P(WorkerFault, AWorkerThatDiesAtAnyPointOfARanksLifeLeavesNothing) {
+  size_t hellos = 1;
+  int64_t generation = 0;
+  for (const char* point :
+       {"worker.journaled", "worker.forked", "worker.reaped", "worker.proven"}) {
+    worker_.reset();
+    setenv("UPIPE_FAILPOINT", absl::StrCat(point, ":kill").c_str(), 1);
+    StartWorker();
+    unsetenv("UPIPE_FAILPOINT");
+    ASSERT_TRUE(coordinator_->WaitUntil([&] { return coordinator_->hellos.size() > hellos; }));
+    const std::string nonce = NewNonce();
+    coordinator_->Start("hang", ++generation, nonce, 0, 0, 2);
+    if (absl::StrContains(point, "reaped") || absl::StrContains(point, "proven")) {
+      ASSERT_TRUE(coordinator_->WaitForState(0, v1::RANK_STATE_READY, generation));
+      coordinator_->Stop(generation, nonce, 0);
+    }
+    const int status = worker_->Wait();
+    EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) << point << " " << status;
+    StartWorker();
+    ASSERT_TRUE(coordinator_->WaitUntil([&] { return coordinator_->hellos.size() > hellos + 1; }));
+    EXPECT_THAT(Processes(), ElementsAre()) << point;
+    EXPECT_EQ(coordinator_->hellos.back().ranks_size(), 0);
+    hellos = coordinator_->hellos.size();
+  }
+}
+
 TEST_P(WorkerFault, AnEscapedGrandchildDiesWithItsRank) {
   const std::string nonce = StartTwo("grandchild@0");
-  ASSERT_TRUE(LogHolds(1, 0, "grandchild"));
+  ASSERT_TRUE(LogHolds(1, 0, "grandchild "));
   EXPECT_TRUE(Eventually([&] { return ProcessesOf({nonce, 0}).size() == 2; }));
   coordinator_->Stop(1, nonce, 0);
   ASSERT_TRUE(coordinator_->WaitForState(0, v1::RANK_STATE_GONE));
@@ -253,7 +452,7 @@ TEST_P(WorkerFault, ABriefAbsenceChangesNothing) {
 
 TEST_P(WorkerFault, AKilledWorkerLeavesNoTrainerAndTheNextOneKillsTheRestBeforeHello) {
   const std::string nonce = StartTwo("grandchild@0");
-  ASSERT_TRUE(LogHolds(1, 0, "grandchild"));
+  ASSERT_TRUE(LogHolds(1, 0, "grandchild "));
   ASSERT_TRUE(LogHolds(1, 1, "ready"));
   ASSERT_TRUE(Eventually([&] { return Processes().size() == 3; }));  // the middle child has left
   worker_->End(SIGKILL);
@@ -274,10 +473,14 @@ TEST_P(WorkerFault, AKilledWorkerLeavesNoTrainerAndTheNextOneKillsTheRestBeforeH
 
 TEST_P(WorkerFault, AKilledWorkersGenerationsAreRemembered) {
   StartTwo("hang", 5);
-  ASSERT_TRUE(coordinator_->WaitForState(0, v1::RANK_STATE_RUNNING, 5));
+  ASSERT_TRUE(LogHolds(5, 0, "ready"));
   worker_->End(SIGKILL);
   StartWorker();
   ASSERT_TRUE(coordinator_->WaitUntil([&] { return coordinator_->hellos.size() == 2; }));
+  EXPECT_EQ(coordinator_->hellos[1].newest_generations().at("job-1"), 5);
+  coordinator_->OpenLog("earlier", 5, 0, 7, false);  // from an offset, past the worker's death
+  ASSERT_TRUE(coordinator_->WaitUntil([&] { return coordinator_->logs_ended["earlier"]; }));
+  EXPECT_THAT(coordinator_->logs["earlier"], ::testing::StartsWith("does hang\n"));
   coordinator_->Start("train", 4, NewNonce(), 0, 0, 2);
   ASSERT_TRUE(coordinator_->WaitForState(0, v1::RANK_STATE_GONE, 4));
   EXPECT_THAT(Report(0, 4).cause().message(), HasSubstr("lower than 5"));
@@ -345,15 +548,61 @@ TEST_P(WorkerFault, LogsAreUploadedAndFollowed) {
   EXPECT_FALSE(coordinator_->logs_complete["missing"]);
 }
 
-TEST_P(WorkerFault, SigtermKillsProvesAndLeaves) {
+TEST_P(WorkerFault, SigtermLeavesOnceTheCoordinatorHasStoppedTheRanks) {
+  const std::string nonce = StartTwo("obey");
+  ASSERT_TRUE(LogHolds(1, 0, "ready"));
+  ASSERT_TRUE(LogHolds(1, 1, "ready"));
+  worker_->Signal(SIGTERM);
+  ASSERT_TRUE(coordinator_->WaitUntil([&] { return coordinator_->leaving; }));
+  coordinator_->Start("train", 2, NewNonce(), 0, 0, 2);
+  ASSERT_TRUE(coordinator_->WaitForState(0, v1::RANK_STATE_GONE, 2));
+  EXPECT_THAT(Report(0, 2).cause().message(), HasSubstr("the worker is leaving"));
+  EXPECT_EQ(Processes().size(), 2u);
+  coordinator_->Stop(1, nonce, 60000);
+  const int status = worker_->Wait();
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  for (int rank = 0; rank < 2; ++rank) {
+    EXPECT_EQ(Report(rank).state(), v1::RANK_STATE_GONE);
+    EXPECT_TRUE(Report(rank).stopped_on_notice());
+  }
+}
+
+TEST_P(WorkerFault, SigtermWithoutACoordinatorAsksTheRanksItself) {
+  StartTwo("obey");
+  ASSERT_TRUE(LogHolds(1, 0, "ready"));
+  ASSERT_TRUE(LogHolds(1, 1, "ready"));
+  coordinator_.reset();
+  const int status = worker_->End(SIGTERM);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  EXPECT_TRUE(LogHolds(1, 0, "leaves on notice"));
+  EXPECT_TRUE(LogHolds(1, 1, "leaves on notice"));
+}
+
+TEST_P(WorkerFault, ASecondSignalKillsProvesAndLeaves) {
   StartTwo("grandchild");
-  ASSERT_TRUE(LogHolds(1, 0, "grandchild"));
+  ASSERT_TRUE(LogHolds(1, 0, "grandchild "));
   ASSERT_TRUE(LogHolds(1, 1, "grandchild"));
+  worker_->Signal(SIGTERM);
+  ASSERT_TRUE(coordinator_->WaitUntil([&] { return coordinator_->leaving; }));
   const int status = worker_->End(SIGTERM);
   EXPECT_TRUE(WIFEXITED(status));
   EXPECT_EQ(WEXITSTATUS(status), 0);
   EXPECT_THAT(Processes(), ElementsAre());
   EXPECT_EQ(Report(0).state(), v1::RANK_STATE_GONE);
+  EXPECT_TRUE(Report(0).signal_sent_by_worker());
+}
+
+TEST_P(WorkerFault, WhatDoesNotLeaveWithItsWorkerIsKilledAtTheBound) {
+  worker_.reset();
+  StartWorker("300ms");
+  ASSERT_TRUE(coordinator_->WaitUntil([&] { return coordinator_->hellos.size() == 2; }));
+  StartTwo("hang");
+  ASSERT_TRUE(coordinator_->WaitForState(0, v1::RANK_STATE_RUNNING));
+  ASSERT_TRUE(coordinator_->WaitForState(1, v1::RANK_STATE_RUNNING));
+  const int status = worker_->End(SIGTERM);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  EXPECT_THAT(Processes(), ElementsAre());
+  EXPECT_THAT(Report(0).cause().message(), HasSubstr("did not leave within 300ms"));
 }
 
 TEST_P(WorkerFault, SharedMemoryGoesWithTheRank) {
@@ -369,28 +618,6 @@ TEST_P(WorkerFault, SharedMemoryGoesWithTheRank) {
   std::stringstream rows;
   rows << table.rdbuf();
   EXPECT_FALSE(absl::StrContains(rows.str(), absl::StrCat(" ", segment, " "))) << segment;
-}
-
-// What GET /metrics of `address` answers.
-std::string Scrape(const std::string& address) {
-  const size_t colon = address.rfind(':');
-  sockaddr_in to{};
-  to.sin_family = AF_INET;
-  to.sin_port = htons(static_cast<uint16_t>(std::stoi(address.substr(colon + 1))));
-  inet_pton(AF_INET, address.substr(0, colon).c_str(), &to.sin_addr);
-  const int fd = socket(AF_INET, SOCK_STREAM, 0);
-  std::string answer;
-  const std::string request = "GET /metrics HTTP/1.0\r\n\r\n";
-  if (connect(fd, reinterpret_cast<sockaddr*>(&to), sizeof to) == 0 &&
-      write(fd, request.data(), request.size()) == static_cast<ssize_t>(request.size())) {
-    char buffer[4096];
-    for (ssize_t got = read(fd, buffer, sizeof buffer); got > 0;
-         got = read(fd, buffer, sizeof buffer)) {
-      answer.append(buffer, static_cast<size_t>(got));
-    }
-  }
-  close(fd);
-  return answer;
 }
 
 TEST_P(WorkerFault, MetricsFollowTheAttemptThatHoldsTheSlot) {
@@ -414,6 +641,11 @@ TEST_P(WorkerFault, MetricsFollowTheAttemptThatHoldsTheSlot) {
   EXPECT_THAT(text,
               HasSubstr(absl::StrCat("upipe_attention_peak_bytes{", slot, ",worker=\"w1\"} 768")));
   EXPECT_THAT(text,
+              HasSubstr(absl::StrCat("upipe_step_own_seconds{", slot, ",worker=\"w1\"} 0.75")));
+  EXPECT_TRUE(Eventually([&] {
+    return absl::StrContains(Scrape(address), absl::StrCat("upipe_rank_in_place_seconds{", slot));
+  }));
+  EXPECT_THAT(text,
               HasSubstr(absl::StrCat("upipe_comm_seconds_total{", slot, ",worker=\"w1\"} 0.75")));
   EXPECT_THAT(
       text, HasSubstr("upipe_attempt_info{generation=\"1\",job=\"job-1\",node=\"n1\",rank=\"1\""));
@@ -424,6 +656,9 @@ TEST_P(WorkerFault, MetricsFollowTheAttemptThatHoldsTheSlot) {
   EXPECT_THAT(text, ::testing::Not(HasSubstr("upipe_attempt_info{")));
   EXPECT_THAT(text, ::testing::Not(HasSubstr("upipe_loss{")));
   EXPECT_THAT(text, HasSubstr("upipe_steps_total{"));
+  EXPECT_THAT(text,
+              HasSubstr("upipe_rank_exits_total{node=\"n1\",outcome=\"killed\",worker=\"w1\"} 2"));
+  EXPECT_THAT(text, HasSubstr("outcome=\"failed\",worker=\"w1\"} 0"));
 }
 
 INSTANTIATE_TEST_SUITE_P(Containment, WorkerFault, ::testing::Bool(),

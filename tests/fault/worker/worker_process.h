@@ -37,6 +37,7 @@ class WorkerProcess {
     std::string trainer_binary;
     bool cgroup = true;
     bool place = true;  // ranks on CPUs of their own
+    std::string leave_grace = "1m";
   };
   explicit WorkerProcess(const Options& options) {
     std::vector<std::string> words = {WORKER_BINARY,
@@ -53,7 +54,9 @@ class WorkerProcess {
                                       "--state-dir",
                                       options.root + "/state",
                                       "--trainer-binary",
-                                      options.trainer_binary};
+                                      options.trainer_binary,
+                                      "--leave-grace",
+                                      options.leave_grace};
     if (!options.cgroup) words.push_back("--no-cgroup");
     if (!options.place) words.push_back("--no-cpu-placement");
     std::vector<char*> arguments;
@@ -70,12 +73,18 @@ class WorkerProcess {
   WorkerProcess(const WorkerProcess&) = delete;
   WorkerProcess& operator=(const WorkerProcess&) = delete;
   ~WorkerProcess() {
-    if (pid_ != 0) End(SIGTERM);
+    if (pid_ == 0) return;
+    Signal(SIGTERM);
+    End(SIGINT);
   }
   int pid() const { return pid_; }
+  void Signal(int signal) const { kill(pid_, signal); }
   // Its exit status, as waitpid gives it.
   int End(int signal) {
-    kill(pid_, signal);
+    Signal(signal);
+    return Wait();
+  }
+  int Wait() {
     int status = 0;
     waitpid(std::exchange(pid_, 0), &status, 0);
     return status;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -31,19 +32,33 @@ std::shared_ptr<const uint8_t> CopyBeforeGuardPage(const uint8_t* data, size_t s
   return {start, [bytes, total](const uint8_t*) { munmap(bytes, total); }};
 }
 
+// Positions where documents begin must ascend from 0 within the sequence.
+void CheckDocuments(const std::vector<int64_t>& starts, int64_t context) {
+  UPIPE_CHECK(!starts.empty() && starts.front() == 0);
+  UPIPE_CHECK(std::is_sorted(starts.begin(), starts.end(), std::less_equal<>()) &&
+              starts.back() < context);
+  std::vector<int64_t> positions(context);
+  RotaryPositions(starts, {.begin = 0, .end = context}, positions.data());
+  for (int64_t i = 0; i < context; ++i) UPIPE_CHECK(positions[i] >= 0 && positions[i] <= i) << i;
+}
+
 // Reads whole sequences of one context length; every one must read when the shard is verified.
-void ReadSequences(const TokenShard& shard, int64_t context, bool verified) {
-  const auto source = SequenceSource::Create(shard, context, /*seed=*/1);
+void ReadSequences(const TokenShard& shard, int64_t context, LabelRule rule, bool verified) {
+  const auto source = SequenceSource::Create(shard, context, /*seed=*/1, rule);
   UPIPE_CHECK(source.ok() == (shard.num_tokens() > context)) << source.status();
   if (!source.ok()) return;
   std::vector<int32_t> tokens(context);
   std::vector<int32_t> labels(context);
+  const int64_t no_label = rule == LabelRule::kWithinDocuments ? -1 : 0;
   for (int64_t i = 0; i < std::min<int64_t>(3, source->sequences_per_epoch()); ++i) {
+    const auto documents = source->Documents(i);
+    UPIPE_CHECK(documents.ok() || !verified) << documents.status();
+    if (documents.ok()) CheckDocuments(*documents, context);
     const absl::Status read = source->Read(i, 0, context, tokens.data(), labels.data());
     UPIPE_CHECK(read.ok() || !verified) << read;
     if (!read.ok()) continue;
     for (const int32_t label : labels) {
-      UPIPE_CHECK(label >= 0 && label < static_cast<int64_t>(shard.vocab_size())) << label;
+      UPIPE_CHECK(label >= no_label && label < static_cast<int64_t>(shard.vocab_size())) << label;
     }
   }
 }
@@ -63,7 +78,9 @@ ShardVerdict FuzzShardHeader(const uint8_t* data, size_t size) {
     UPIPE_CHECK(MeasureCorpus(*shard).ok() || !verified);
   }
   for (const int64_t context : {int64_t{1}, int64_t{5}, shard->num_tokens() - 1}) {
-    if (context > 0) ReadSequences(*shard, context, verified);
+    if (context < 1) continue;
+    ReadSequences(*shard, context, LabelRule::kEveryToken, verified);
+    ReadSequences(*shard, context, LabelRule::kWithinDocuments, verified);
   }
   return verified ? ShardVerdict::kVerified : ShardVerdict::kOpened;
 }

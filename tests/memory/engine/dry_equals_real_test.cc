@@ -8,6 +8,7 @@
 #include <optional>
 #include <ostream>
 #include <tuple>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/spec/yaml_spec.h"
@@ -39,7 +40,7 @@ void ExpectDryEqualsReal(const v1::JobSpec& spec, int64_t steps) {
     const v1::RankPlan& planned = plan->ranks(rank.rank);
     for (int64_t step = 1; step <= steps; ++step) {
       const comm::CommStats before = rank.context.comm().stats();
-      UPIPE_RETURN_IF_ERROR(rank.step.AnyRank(false).status());
+      UPIPE_RETURN_IF_ERROR(rank.step.Vote({}).status());
       UPIPE_RETURN_IF_ERROR(RunStep(rank, step, sequence).status());
       ExpectTraffic(before, rank.context.comm().stats(), planned);
       if (evaluates) UPIPE_RETURN_IF_ERROR(Evaluate(rank, step, {sequence}).status());
@@ -189,6 +190,35 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& info) {
       return absl::StrCat(std::get<0>(info.param).name, "_", std::get<1>(info.param).name);
     });
+
+// The copy of a checkpoint is in the plan, where the optimizer lives on the host too.
+TEST(DryEqualsReal, WithCheckpoints) {
+  for (const auto place : {v1::PLACE_DEVICE, v1::PLACE_HOST}) {
+    for (const int dp_ranks : {1, 2}) {
+      SCOPED_TRACE(absl::StrCat("optimizer ", place, ", dp ", dp_ranks));
+      v1::JobSpec spec = MakeSpec({.ranks = 4, .dp_ranks = dp_ranks, .optimizer = place});
+      spec.mutable_checkpoint()->set_path("/checkpoints");
+      const auto plan = MakePlan(spec);
+      ASSERT_TRUE(plan.ok()) << plan.status();
+      std::vector<Sequence> sequences;
+      for (int i = 0; i < dp_ranks; ++i) sequences.push_back(MakeSequence(spec, 1 + i));
+      const absl::Status status = RunRanks({.plan = *plan}, [&](Rank rank) -> absl::Status {
+        UPIPE_RETURN_IF_ERROR(rank.step.Vote({}).status());
+        UPIPE_RETURN_IF_ERROR(RunStep(rank, 1, sequences).status());
+        UPIPE_RETURN_IF_ERROR(Evaluate(rank, 1, sequences).status());
+        UPIPE_RETURN_IF_ERROR(rank.step.TakeSnapshot().status());
+        kernels::Device& device = rank.context.device();
+        const v1::RankPlan& planned = plan->ranks(rank.rank);
+        EXPECT_EQ(train::ToMessage(device.allocator().stats()).DebugString(),
+                  planned.memory().DebugString());
+        EXPECT_EQ(train::ToMessage(device.host_allocator().stats()).DebugString(),
+                  planned.host_memory().DebugString());
+        return absl::OkStatus();
+      });
+      EXPECT_TRUE(status.ok()) << status;
+    }
+  }
+}
 
 TEST(DryEqualsReal, TheDemo) {
   const auto spec = ReadJobSpecFile(

@@ -19,6 +19,7 @@
 #include "engine/train/rank_run.h"
 #include "planner/plan.h"
 #include "tests/memory/engine/malloc_guard.h"
+#include "tests/support/engine/checkpointed_run.h"
 #include "tests/support/engine/engine_harness.h"
 #include "tests/unit/data/temp_folder.h"
 
@@ -282,6 +283,26 @@ TEST(NoLargeAllocationTest, ABlockTakenDuringTheRunIsFound) {
     if (step == 2) Touch(std::vector<char>(kLimitBytes + 1).data());
   });
   EXPECT_THAT(texts, Contains(HasSubstr(absl::StrCat("malloc of ", kLimitBytes + 1, " bytes"))));
+}
+
+// The writer's thread too: what it hashes and writes lies in the host pool.
+TEST(NoLargeAllocationOfCheckpoints, WhileTheyAreWritten) {
+  const data::TempFolder folder;
+  WritePackedText(folder);
+  v1::JobSpec spec = PlanFor(folder, {.ranks = 2, .vocab_size = 257, .num_layers = 2}, 1).spec();
+  spec.mutable_checkpoint()->set_path(folder.Path("checkpoints"));
+  spec.mutable_checkpoint()->set_every_steps(1);
+  const auto plan = MakePlan(spec);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  std::atomic<bool> armed{false};
+  const CheckpointedResult result = RunCheckpointed({.plan = *plan, .on_running = [&armed](int) {
+                                                       if (!armed.exchange(true))
+                                                         ArmMallocGuard(kLimitBytes);
+                                                     }});
+  const auto texts = DisarmMallocGuard();
+  ASSERT_TRUE(result.ok()) << result.DebugString();
+  EXPECT_FALSE(result.commits.empty());
+  for (const std::string& text : texts) ADD_FAILURE() << text;
 }
 
 }  // namespace

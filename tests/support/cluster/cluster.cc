@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -36,9 +37,10 @@ std::string ReadFile(const std::string& path) {
 // In the child, after fork: nothing but async-signal-safe calls.
 [[noreturn]] void Exec(const std::vector<char*>& argv, int out, int err) {
   setpgid(0, 0);
+  prctl(PR_SET_PDEATHSIG, SIGKILL);  // a test that aborts leaves nothing behind
   dup2(out, STDOUT_FILENO);
   dup2(err, STDERR_FILENO);
-  execv(argv[0], argv.data());
+  execvp(argv[0], argv.data());
   _exit(127);
 }
 
@@ -103,7 +105,10 @@ Cluster::Cluster(const std::string& folder) : folder_(folder) {
 }
 
 Cluster::~Cluster() {
-  for (Daemon& worker : workers_) Kill(worker, SIGTERM);
+  for (Daemon& worker : workers_) {
+    if (worker.pid > 0) kill(worker.pid, SIGINT);  // the second of two ends its ranks at once
+    Kill(worker, SIGTERM);
+  }
   Kill(coordinator_, SIGTERM);
   if (::testing::Test::HasFailure()) {
     for (const auto& entry : fs::directory_iterator(folder_)) {
@@ -117,10 +122,29 @@ Cluster::~Cluster() {
   fs::remove_all(folder_, ignored);
 }
 
-pid_t Cluster::Spawn(const std::vector<std::string>& arguments, const std::string& log) {
+void Cluster::PutOn(const std::string& name, std::vector<std::string> words) {
+  places_[name] = std::move(words);
+}
+
+void Cluster::ListenOn(const std::string& host) {
+  listen_ = host + ":0";
+  listen_flags_ = {"--insecure-listen"};
+}
+
+std::vector<std::string> Cluster::Placed(const std::string& name,
+                                         const std::vector<std::string>& arguments) const {
+  std::vector<std::string> words;
+  if (const auto place = places_.find(name); place != places_.end()) words = place->second;
+  words.insert(words.end(), arguments.begin(), arguments.end());
+  return words;
+}
+
+pid_t Cluster::Spawn(const std::string& name, const std::vector<std::string>& arguments) {
+  const std::string log = absl::StrCat(folder_, "/", name, ".log");
   const int file = open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
   EXPECT_GE(file, 0) << log;
-  const std::vector<char*> argv = Argv(arguments);
+  const std::vector<std::string> words = Placed(name, arguments);
+  const std::vector<char*> argv = Argv(words);
   const pid_t pid = fork();
   if (pid == 0) Exec(argv, file, file);
   close(file);
@@ -150,7 +174,7 @@ void Cluster::StartCoordinator(double autonomy_seconds, const std::vector<std::s
   // A restarted coordinator must be found where it was: workers keep dialling the same address.
   std::vector<std::string> arguments = {BinDir() + "/upipe-coordinator",
                                         "--listen",
-                                        address_.empty() ? "127.0.0.1:0" : address_,
+                                        address_.empty() ? listen_ : address_,
                                         "--state-dir",
                                         folder_ + "/coordinator",
                                         "--address-file",
@@ -163,8 +187,9 @@ void Cluster::StartCoordinator(double autonomy_seconds, const std::vector<std::s
                                         absl::StrCat(autonomy_seconds),
                                         "--margin",
                                         "1"};
+  arguments.insert(arguments.end(), listen_flags_.begin(), listen_flags_.end());
   arguments.insert(arguments.end(), flags.begin(), flags.end());
-  coordinator_ = {"coordinator", Spawn(arguments, folder_ + "/coordinator.log")};
+  coordinator_ = {"coordinator", Spawn("coordinator", arguments)};
   Await("the coordinator's address", absl::Seconds(20), [&] { return fs::exists(address_file); });
   address_ = ReadFile(address_file);
   address_.erase(address_.find_last_not_of("\n") + 1);
@@ -189,7 +214,7 @@ void Cluster::StartWorker(const std::string& name, int slots, const std::string&
                                         "--state-dir",
                                         folder_ + "/" + name};
   arguments.insert(arguments.end(), flags.begin(), flags.end());
-  worker = {name, Spawn(arguments, folder_ + "/" + name + ".log")};
+  worker = {name, Spawn(name, arguments)};
   Await(absl::StrCat(name, " to be READY"), absl::Seconds(20), [&] {
     for (const auto& node : Nodes()) {
       if (node["worker"] == name && node.value("state", "") == "NODE_STATE_READY") return true;
@@ -199,6 +224,14 @@ void Cluster::StartWorker(const std::string& name, int slots, const std::string&
 }
 
 void Cluster::KillCoordinator() { Kill(coordinator_, SIGKILL); }
+
+int Cluster::ReapCoordinator() {
+  int status = 0;
+  Await("the coordinator to end", absl::Seconds(20),
+        [&] { return waitpid(coordinator_.pid, &status, WNOHANG) == coordinator_.pid; });
+  coordinator_.pid = -1;
+  return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+}
 
 void Cluster::KillWorker(const std::string& name) {
   for (Daemon& worker : workers_) {
@@ -215,11 +248,23 @@ void Cluster::Signal(const std::string& name, int signal) const {
   EXPECT_EQ(kill(pid, signal), 0) << name;
 }
 
+std::vector<std::string> Cluster::TakeEnded() {
+  std::vector<std::string> ended;
+  const auto look = [&ended](Daemon& daemon) {
+    if (daemon.pid <= 0 || waitpid(daemon.pid, nullptr, WNOHANG) != daemon.pid) return;
+    daemon.pid = -1;
+    ended.push_back(daemon.name);
+  };
+  look(coordinator_);
+  for (Daemon& worker : workers_) look(worker);
+  return ended;
+}
+
 CommandResult Cluster::Upipe(const std::vector<std::string>& arguments,
                              absl::Duration limit) const {
   std::vector<std::string> all = {BinDir() + "/upipe", "--coordinator", address_};
   all.insert(all.end(), arguments.begin(), arguments.end());
-  return RunCommand(all, limit);
+  return RunCommand(Placed("upipe", all), limit);
 }
 
 nlohmann::json Cluster::Describe(const std::string& job) const {
@@ -313,9 +358,17 @@ int RankOf(pid_t trainer) {
 
 int NumSharedMemorySegments() {
   std::ifstream table("/proc/sysvipc/shm");
-  int lines = -1;  // the heading
-  for (std::string line; std::getline(table, line);) ++lines;
-  return lines;
+  int count = 0;
+  std::string line;
+  std::getline(table, line);  // the heading
+  while (std::getline(table, line)) {
+    std::istringstream fields(line);
+    int64_t key = 0, id = 0, bytes = 0;
+    std::string permissions, creator;
+    fields >> key >> id >> permissions >> bytes >> creator;
+    count += !fs::exists("/proc/" + creator);
+  }
+  return count;
 }
 
 }  // namespace upipe::testing

@@ -6,6 +6,7 @@
 #include <sys/types.h>
 
 #include <functional>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -29,14 +30,24 @@ class Cluster {
   explicit Cluster(const std::string& folder);  // made; removed with the object
   ~Cluster();                                   // SIGTERM, then SIGKILL, to what still runs
 
+  // Before a daemon is started: words in front of its command line that run it elsewhere in the
+  // same process. name: a worker's, "coordinator", or "upipe" for the client.
+  void PutOn(const std::string& name, std::vector<std::string> words);
+  // Before the coordinator is started: an address of its host that is no loopback.
+  void ListenOn(const std::string& host);
+
   // Each waits until the daemon is ready, or fails the test.
   void StartCoordinator(double autonomy_seconds = 3, const std::vector<std::string>& flags = {});
   void StartWorker(const std::string& name, int slots,
                    const std::string& memory_per_rank = "512MiB",
                    const std::vector<std::string>& flags = {});
   void KillCoordinator();  // SIGKILL, reaped
+  // Waits until the coordinator has ended by itself: its exit code, 128 + signal when killed.
+  int ReapCoordinator();
   void KillWorker(const std::string& name);
   void Signal(const std::string& name, int signal) const;  // a worker, or "coordinator"
+  // Daemons that ended by themselves since they were started or last asked about, reaped.
+  std::vector<std::string> TakeEnded();
 
   // `upipe --coordinator ADDRESS arguments...`
   CommandResult Upipe(const std::vector<std::string>& arguments,
@@ -64,10 +75,15 @@ class Cluster {
     std::string name;
     pid_t pid = -1;
   };
-  pid_t Spawn(const std::vector<std::string>& arguments, const std::string& log);
+  pid_t Spawn(const std::string& name, const std::vector<std::string>& arguments);
+  std::vector<std::string> Placed(const std::string& name,
+                                  const std::vector<std::string>& arguments) const;
   void Kill(Daemon& daemon, int signal);
 
   std::string folder_;
+  std::map<std::string, std::vector<std::string>> places_;
+  std::string listen_ = "127.0.0.1:0";
+  std::vector<std::string> listen_flags_;
   std::string address_;
   Daemon coordinator_;
   std::vector<Daemon> workers_;
@@ -77,7 +93,7 @@ class Cluster {
 std::vector<pid_t> TrainersOf(const std::string& job_id);
 // The rank in a trainer's environment, or -1.
 int RankOf(pid_t trainer);
-// System V segments of this machine.
+// System V segments of this machine whose creator is gone: other programs come and go meanwhile.
 int NumSharedMemorySegments();
 
 std::string BinDir();

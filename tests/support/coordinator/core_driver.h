@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "coordinator/core/state.h"
@@ -33,10 +34,15 @@ inline v1::PlanResult PlanOf(int ranks, int64_t bytes_per_rank = 100) {
 
 inline v1::Hello HelloOf(const std::string& worker, int slots,
                          const std::string& incarnation = "i1", int64_t bytes_per_rank = 1000) {
+  int64_t start_number = 0;
+  UPIPE_CHECK(absl::SimpleAtoi(incarnation.substr(1), &start_number)) << incarnation;
   v1::Hello hello;
   hello.set_worker(worker);
   hello.set_node_id(worker);
   hello.set_incarnation(incarnation);
+  hello.set_state_id(worker);
+  hello.set_start_number(start_number);
+  hello.set_session_number(1);
   hello.set_num_slots(slots);
   hello.set_memory_per_rank_bytes(bytes_per_rank);
   return hello;
@@ -69,7 +75,10 @@ class CoreDriver {
     UPIPE_CHECK(store_.Revision() == state_.revision);
     return actions_;
   }
-  void Advance(absl::Duration time) { now_.boot = now_.boot + time; }
+  void Advance(absl::Duration time) {
+    now_.boot = now_.boot + time;
+    now_.unix_millis += absl::ToInt64Milliseconds(time);
+  }
 
   // Actions of one kind from the last step.
   template <typename T>

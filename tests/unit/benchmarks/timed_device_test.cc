@@ -60,7 +60,7 @@ TEST_P(TimedDeviceTest, CountsWhatTheDryRunCounts) {
   ASSERT_TRUE(context.stream().Synchronize().ok());
   timed.profile().Take();
   const double start = Seconds(Clock::kWall);
-  ASSERT_TRUE(step->AnyRank(false).ok());
+  ASSERT_TRUE(step->Vote({}).ok());
   ASSERT_TRUE(testing::RunStep({0, context, *step}, 1, sequence).ok());
   const double wall = Seconds(Clock::kWall) - start;
   std::map<std::string, OpTime> by_op;

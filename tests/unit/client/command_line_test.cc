@@ -36,8 +36,23 @@ class Borrowed : public CoordinatorClient {
   absl::StatusOr<v1::ListJobsResponse> ListJobs(const v1::ListJobsRequest& r) override {
     return fake_.ListJobs(r);
   }
-  absl::StatusOr<v1::Job> Cancel(const std::string& id) override { return fake_.Cancel(id); }
+  absl::StatusOr<v1::Job> Cancel(const v1::CancelRequest& r) override { return fake_.Cancel(r); }
+  absl::StatusOr<v1::Job> Hold(const std::string& id) override { return fake_.Hold(id); }
+  absl::StatusOr<v1::Job> Release(const std::string& id) override { return fake_.Release(id); }
+  absl::StatusOr<v1::WhyResponse> Why(const std::string& id) override { return fake_.Why(id); }
   absl::StatusOr<v1::ListNodesResponse> ListNodes() override { return fake_.ListNodes(); }
+  absl::StatusOr<v1::Node> Cordon(const v1::CordonRequest& r) override { return fake_.Cordon(r); }
+  absl::StatusOr<v1::DrainResponse> Drain(const v1::DrainRequest& r) override {
+    return fake_.Drain(r);
+  }
+  absl::StatusOr<v1::Node> Uncordon(const std::string& worker) override {
+    return fake_.Uncordon(worker);
+  }
+  absl::StatusOr<v1::Node> FenceNode(const std::string& worker) override {
+    return fake_.FenceNode(worker);
+  }
+  absl::Status ForgetNode(const std::string& worker) override { return fake_.ForgetNode(worker); }
+  absl::Status Backup(const OnBackup& on) override { return fake_.Backup(on); }
   absl::Status Watch(const std::string& id, absl::Duration limit, const OnWatch& on) override {
     return fake_.Watch(id, limit, on);
   }
@@ -61,7 +76,8 @@ class CommandLineTest : public testing::Test {
         [this](const std::string& verb, const std::vector<std::string>& arguments) {
           executed_ = verb + " " + absl::StrJoin(arguments, " ");
           return 7;
-        }});
+        },
+        ask_});
   }
   int Run(const std::vector<std::string>& arguments) { return Make()->Run(arguments); }
 
@@ -69,6 +85,7 @@ class CommandLineTest : public testing::Test {
   std::ostringstream out_, err_;
   std::vector<std::string> connected_;
   std::string executed_;
+  std::function<std::optional<std::string>(const std::string&)> ask_;
 };
 
 // Calls visit(path, verb) for the program and every verb below it.
@@ -85,7 +102,7 @@ void ForEachVerb(
 
 bool IsSibling(const std::vector<std::string>& path) {
   return path == std::vector<std::string>{"run"} || path == std::vector<std::string>{"plan"} ||
-         path == std::vector<std::string>{"data"};
+         path == std::vector<std::string>{"data"} || path == std::vector<std::string>{"verify"};
 }
 
 // The words of a shell command, quotes understood, up to what the shell itself reads.
@@ -137,7 +154,7 @@ TEST_F(CommandLineTest, EveryVerbHasExamplesAndTheyParse) {
       EXPECT_EQ(Make()->Parse(words), std::nullopt) << example << "\n" << err_.str();
     }
   });
-  EXPECT_GE(verbs, 12);
+  EXPECT_GE(verbs, 26);
 }
 
 TEST_F(CommandLineTest, EveryOptionWithAValueSaysItsDefault) {
@@ -167,6 +184,15 @@ TEST_F(CommandLineTest, HelpAndVersionGoToStdoutAndMistakesToStderr) {
                                              {"logs", "j", "--tail", "x"},
                                              {"submit", "f", "--request-id", std::string(129, 'x')},
                                              {"completion", "tcsh"},
+                                             {"submit", "f", "--priority", "1001"},
+                                             {"submit", "f", "--time-limit", "soon"},
+                                             {"logs", "j", "--generation", "0"},
+                                             {"cancel", "j", "--grace", "-5s"},
+                                             {"drain"},
+                                             {"drain", "a", "--timeout", "0"},
+                                             {"node"},
+                                             {"node", "bury", "a"},
+                                             {"admin", "backup"},
                                              {"cancel"}}) {
     err_.str("");
     EXPECT_EQ(Run(wrong), kExitWrongRequest) << absl::StrJoin(wrong, " ").substr(0, 80);
@@ -189,6 +215,48 @@ TEST_F(CommandLineTest, ListOptionsReachTheRequest) {
   EXPECT_TRUE(nlohmann::json::parse(out_.str()).contains("jobs"));
 }
 
+TEST_F(CommandLineTest, OperatorsOptionsReachTheRequest) {
+  v1::Job job;
+  job.set_id("demo-aaaaaa");
+  fake_.jobs = {job};
+  fake_.nodes.add_nodes()->set_worker("a");
+  EXPECT_EQ(Run({"cancel", "demo", "--grace", "1m30s"}), kExitDone);
+  EXPECT_EQ(Run({"cancel", "demo", "--grace", "0s"}), kExitDone);
+  EXPECT_EQ(Run({"cancel", "demo"}), kExitDone);
+  ASSERT_THAT(fake_.cancelled, SizeIs(3));
+  EXPECT_EQ(fake_.cancelled[0].grace_millis(), 90'000);
+  EXPECT_TRUE(fake_.cancelled[1].has_grace_millis());
+  EXPECT_FALSE(fake_.cancelled[2].has_grace_millis());
+  EXPECT_EQ(Run({"hold", "demo"}), kExitDone);
+  EXPECT_EQ(Run({"release", "demo"}), kExitDone);
+  EXPECT_EQ(Run({"cordon", "a", "--reason", "new disk"}), kExitDone);
+  EXPECT_EQ(Run({"uncordon", "a"}), kExitDone);
+  EXPECT_EQ(Run({"drain", "a", "--grace", "30m", "--reason", "new disk"}), kExitDone);
+  EXPECT_EQ(Run({"node", "fence", "a", "--yes"}), kExitDone);
+  EXPECT_EQ(Run({"node", "forget", "--yes", "a"}), kExitDone);
+  EXPECT_THAT(fake_.changes, ElementsAre("hold demo-aaaaaa", "release demo-aaaaaa",
+                                         "cordon a new disk", "uncordon a", "fence a", "forget a"));
+  ASSERT_THAT(fake_.drained, SizeIs(1));
+  EXPECT_EQ(fake_.drained[0].grace_millis(), 1'800'000);
+  EXPECT_EQ(fake_.drained[0].reason(), "new disk");
+}
+
+TEST_F(CommandLineTest, AFenceWithoutTheOperatorsWordDoesNothing) {
+  fake_.nodes.add_nodes()->set_worker("a");
+  EXPECT_EQ(Run({"node", "fence", "a"}), kExitWrongRequest);  // nobody is there to ask
+  EXPECT_THAT(err_.str(), AllOf(HasSubstr("its machine is off"), HasSubstr("--yes")));
+  std::string typed = "yes";
+  ask_ = [&](const std::string& sentence) {
+    EXPECT_THAT(sentence, HasSubstr("Type the worker's name"));
+    return typed;
+  };
+  EXPECT_EQ(Run({"node", "forget", "a"}), kExitWrongRequest);
+  EXPECT_THAT(fake_.changes, testing::IsEmpty());
+  typed = "a";
+  EXPECT_EQ(Run({"node", "forget", "a"}), kExitDone);
+  EXPECT_THAT(fake_.changes, ElementsAre("forget a"));
+}
+
 TEST_F(CommandLineTest, AnErrorBeforeAnyCallIsJsonToo) {
   EXPECT_EQ(Make("")->Run({"nodes", "-o", "json"}), kExitWrongRequest);
   EXPECT_EQ(nlohmann::json::parse(err_.str()).at("error").at("reason"), "COORDINATOR_UNKNOWN");
@@ -209,6 +277,10 @@ TEST_F(CommandLineTest, CompletesItsOwnWords) {
   v1::Job job;
   job.set_id("demo-aaaaaa");
   fake_.jobs = {job};
+  v1::Node& node = *fake_.nodes.add_nodes();
+  node.set_worker("worker-0");
+  node.set_state(v1::NODE_STATE_READY);
+  node.set_cordoned(true);
   const std::pair<std::vector<std::string>, std::string> cases[] = {
       {{"complete", "--", "prese"}, "presets\t"},
       {{"complete", "--", "list", "--state", "f"}, "failed\t\n"},
@@ -216,13 +288,17 @@ TEST_F(CommandLineTest, CompletesItsOwnWords) {
       {{"complete", "--", "--coordinator", "other:2", "cancel", ""}, "demo-aaaaaa\t"},
       {{"complete", "--", "local", "up", "--help", "--w"}, "--workers\t"},
       {{"complete", "--", "submit", ""}, ":files\n"},
+      {{"complete", "--", "drain", "wor"}, "worker-0\tREADY, cordoned\n"},
+      {{"complete", "--", "node", "fence", "--yes", ""}, "worker-0\t"},
+      {{"complete", "--", "node", "f"}, "fence\t"},
+      {{"complete", "--", "admin", "backup", ""}, ":files\n"},
       {{"complete"}, "submit\t"}};
   for (const auto& [arguments, begins] : cases) {
     out_.str("");
     EXPECT_EQ(Run(arguments), kExitDone);
     EXPECT_THAT(out_.str(), testing::StartsWith(begins));
   }
-  EXPECT_THAT(connected_, ElementsAre("h:1", "other:2"));
+  EXPECT_THAT(connected_, ElementsAre("h:1", "other:2", "h:1", "h:1"));
 }
 
 TEST_F(CommandLineTest, PresetsNeedNoCoordinator) {
@@ -234,6 +310,13 @@ TEST_F(CommandLineTest, PresetsNeedNoCoordinator) {
   const auto presets = nlohmann::json::parse(out_.str()).at("presets");
   ASSERT_GT(presets.size(), 0u);
   EXPECT_TRUE(presets[0].at("model").contains("hidden_size"));
+}
+
+TEST(Spans, HaveUnits) {
+  EXPECT_EQ(*ParseSpan("90s"), absl::Seconds(90));
+  EXPECT_EQ(*ParseSpan("1d"), absl::Hours(24));
+  EXPECT_EQ(*ParseSpan("0s"), absl::ZeroDuration());
+  for (const char* wrong : {"", "5", "-1s", "soon", "inf"}) EXPECT_FALSE(ParseSpan(wrong).ok());
 }
 
 TEST(Moments, AreSpansBackOrDates) {

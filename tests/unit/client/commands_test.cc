@@ -117,7 +117,7 @@ TEST_F(CommandsTest, ErrorsInJsonHaveCodeReasonAndFields) {
   console_.json = true;
   coordinator_.jobs = {JobIn(v1::JOB_STATE_RUNNING, "demo-aaaaaa"),
                        JobIn(v1::JOB_STATE_RUNNING, "demo-bbbbbb")};
-  EXPECT_EQ(Cancel(console_, "demo"), kExitWrongRequest);
+  EXPECT_EQ(Cancel(console_, "demo", std::nullopt), kExitWrongRequest);
   coordinator_.submit_answers = {InvalidFields(
       Reason::kSpecInvalid, {{"spec.name", "is too long"}, {"spec.data.path", "is\nempty"}})};
   EXPECT_EQ(Submit(console_, {.path = Sample()}), kExitWrongRequest);
@@ -169,6 +169,20 @@ TEST_F(CommandsTest, ARefusedPlanIsAFailureInOneSentence) {
   EXPECT_THAT(err_.str(), HasSubstr("peak of rank 0 is 2.0 GiB"));
 }
 
+TEST_F(CommandsTest, SubmitOptionsGoOverTheFile) {
+  coordinator_.submit_answers = {JobIn(v1::JOB_STATE_QUEUED)};
+  EXPECT_EQ(Submit(console_, {.path = Sample(),
+                              .overrides = {"priority=1"},
+                              .priority = -5,
+                              .time_limit = absl::Hours(12),
+                              .hold = true}),
+            kExitDone);
+  ASSERT_THAT(coordinator_.submitted, SizeIs(1));
+  EXPECT_EQ(coordinator_.submitted[0].spec().priority(), -5);
+  EXPECT_EQ(coordinator_.submitted[0].spec().time_limit_seconds(), 43'200);
+  EXPECT_TRUE(coordinator_.submitted[0].hold());
+}
+
 TEST_F(CommandsTest, SubmitRepeatsTheSameRequestWhileTheCoordinatorIsAway) {
   coordinator_.submit_answers = {absl::UnavailableError("cannot reach the coordinator at h:1"),
                                  absl::DeadlineExceededError("slow"), JobIn(v1::JOB_STATE_QUEUED)};
@@ -208,20 +222,20 @@ TEST_F(CommandsTest, JobsAreFoundByUniqueBeginning) {
                        JobIn(v1::JOB_STATE_RUNNING, "demo-bbbbbb"),
                        JobIn(v1::JOB_STATE_RUNNING, "tiny-cccccc"),
                        JobIn(v1::JOB_STATE_RUNNING, "tiny-cccccc-dddddd")};
-  EXPECT_EQ(Cancel(console_, "demo-b"), kExitDone);
-  EXPECT_EQ(Cancel(console_, "tiny-cccccc"), kExitDone);  // exact, though it begins another
-  EXPECT_THAT(coordinator_.cancelled, ElementsAre("demo-bbbbbb", "tiny-cccccc"));
-  EXPECT_EQ(Cancel(console_, "demo"), kExitWrongRequest);
+  EXPECT_EQ(Hold(console_, "demo-b"), kExitDone);
+  EXPECT_EQ(Hold(console_, "tiny-cccccc"), kExitDone);  // exact, though it begins another
+  EXPECT_THAT(coordinator_.changes, ElementsAre("hold demo-bbbbbb", "hold tiny-cccccc"));
+  EXPECT_EQ(Hold(console_, "demo"), kExitWrongRequest);
   EXPECT_THAT(err_.str(), HasSubstr("'demo' begins the ids of 2 jobs: demo-aaaaaa, demo-bbbbbb"));
   EXPECT_EQ(Describe(console_, "nope"), kExitWrongRequest);
   EXPECT_THAT(err_.str(), HasSubstr("no job's id is or begins with 'nope'"));
-  EXPECT_THAT(coordinator_.cancelled, SizeIs(2));
+  EXPECT_THAT(coordinator_.changes, SizeIs(2));
 }
 
 // `upipe cancel "$JOB"` with the variable unset.
 TEST_F(CommandsTest, AnEmptyIdIsNoBeginning) {
   coordinator_.jobs = {JobIn(v1::JOB_STATE_RUNNING, "demo-aaaaaa")};
-  EXPECT_EQ(Cancel(console_, ""), kExitWrongRequest);
+  EXPECT_EQ(Cancel(console_, "", std::nullopt), kExitWrongRequest);
   EXPECT_THAT(err_.str(), HasSubstr("the job's id is empty"));
   EXPECT_THAT(coordinator_.cancelled, SizeIs(0));
 }
@@ -407,6 +421,46 @@ TEST_F(CommandsTest, LogsResumeWhereTheConnectionBroke) {
   EXPECT_EQ(coordinator_.log_requests[1].offset(), 6);
   EXPECT_EQ(coordinator_.log_requests[1].rank(), 1);
   EXPECT_TRUE(coordinator_.log_requests[1].follow());
+}
+
+TEST_F(CommandsTest, FollowedLogsGoOnThroughARestart) {
+  v1::Job first = JobIn(v1::JOB_STATE_RUNNING), again = first,
+          done = JobIn(v1::JOB_STATE_SUCCEEDED);
+  first.set_generation(1);
+  again.set_generation(2);
+  done.set_generation(2);
+  v1::Job waits = JobIn(v1::JOB_STATE_QUEUED);
+  waits.set_generation(1);
+  coordinator_.jobs = {first};
+  coordinator_.watches = {{{Says(first)}, absl::OkStatus(), nullptr},
+                          {{Says(waits), Says(again)}, absl::OkStatus(), nullptr},
+                          {{Says(done)}, absl::OkStatus(), nullptr}};
+  coordinator_.logs = {{{Chunk(0, "one\n")}, absl::OkStatus()},
+                       {{Chunk(0, "two\n")}, absl::OkStatus()}};
+  EXPECT_EQ(Logs(console_, {.job = "demo", .follow = true}), kExitDone);
+  EXPECT_EQ(out_.str(), "one\ntwo\n");
+  EXPECT_EQ(err_.str(),
+            "upipe: demo-abcdef was started again: generation 2\n"
+            "upipe: demo-abcdef SUCCEEDED after 5.0 s\n");
+  ASSERT_THAT(coordinator_.log_requests, SizeIs(2));
+  EXPECT_EQ(coordinator_.log_requests[0].generation(), 1);
+  EXPECT_EQ(coordinator_.log_requests[1].generation(), 2);
+  EXPECT_EQ(coordinator_.log_requests[1].offset(), 0);
+}
+
+TEST_F(CommandsTest, LogsOfAnEarlierAttempt) {
+  v1::Job job = JobIn(v1::JOB_STATE_RUNNING);
+  job.set_generation(3);
+  coordinator_.jobs = {job};
+  coordinator_.watches = {{{Says(job)}, absl::OkStatus(), nullptr}};
+  coordinator_.logs = {{{Chunk(0, "one\n")}, absl::OkStatus()}};
+  EXPECT_EQ(Logs(console_, {.job = "demo", .generation = 2}), kExitDone);
+  EXPECT_EQ(Logs(console_, {.job = "demo", .generation = 2, .follow = true}), kExitDone);
+  EXPECT_EQ(out_.str(), "one\none\n");
+  EXPECT_EQ(err_.str(), "");
+  ASSERT_THAT(coordinator_.log_requests, SizeIs(2));
+  EXPECT_EQ(coordinator_.log_requests[0].generation(), 2);
+  EXPECT_EQ(coordinator_.log_requests[1].generation(), 2);
 }
 
 TEST_F(CommandsTest, LogsTailPrintsTheLastLinesThenFollows) {

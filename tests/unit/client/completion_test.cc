@@ -29,19 +29,24 @@ CompletionVerb Program() {
             {},
             {}},
            {"logs", "log", {{{"-f", "--follow"}, "on", false, {}}}, {{Kind::kJobs, {}}}, {}},
+           {"drain", "empty", {}, {{Kind::kWorkers, {}}}, {}},
            {"submit", "hand over", {}, {{Kind::kFiles, {}}}, {}},
            {"local", "here", {}, {}, {{"up", "start", {}, {}, {}}, {"down", "stop", {}, {}, {}}}}}};
 }
 
 std::vector<std::string> Words(const std::vector<std::string>& words) {
-  const auto jobs = [](const std::string& prefix) {
+  CandidateLookups lookups;
+  lookups.jobs = [](const std::string& prefix) {
     std::vector<Candidate> found;
     for (const char* id : {"demo-aaaaaa", "demo-bbbbbb", "tiny-cccccc"}) {
       if (absl::StartsWith(id, prefix)) found.push_back({id, "RUNNING"});
     }
     return found;
   };
-  const auto candidates = Complete(Program(), words, jobs);
+  lookups.workers = [](const std::string&) {
+    return std::vector<Candidate>{{"worker-0", "READY"}};
+  };
+  const auto candidates = Complete(Program(), words, lookups);
   if (!candidates) return {"FILES"};
   std::vector<std::string> found;
   for (const Candidate& candidate : *candidates) found.push_back(candidate.word);
@@ -50,7 +55,8 @@ std::vector<std::string> Words(const std::vector<std::string>& words) {
 
 TEST(Completion, VerbsThenTheirWords) {
   EXPECT_THAT(Words({"l"}), ElementsAre("list", "logs", "local"));
-  EXPECT_THAT(Words({}), ElementsAre("list", "logs", "submit", "local"));
+  EXPECT_THAT(Words({}), ElementsAre("list", "logs", "drain", "submit", "local"));
+  EXPECT_THAT(Words({"drain", ""}), ElementsAre("worker-0"));
   EXPECT_THAT(Words({"local", ""}), ElementsAre("up", "down"));
   EXPECT_THAT(Words({"logs", "demo"}), ElementsAre("demo-aaaaaa", "demo-bbbbbb"));
   EXPECT_THAT(Words({"logs", "-f", "t"}), ElementsAre("tiny-cccccc"));

@@ -56,11 +56,62 @@ class FakeCoordinator : public CoordinatorClient {
     if (from + size < found.size()) page.set_next_page_token(absl::StrCat(from + size));
     return page;
   }
-  absl::StatusOr<v1::Job> Cancel(const std::string& id) override {
-    cancelled.push_back(id);
+  absl::StatusOr<v1::Job> Cancel(const v1::CancelRequest& request) override {
+    cancelled.push_back(request);
+    return GetJob(request.id());
+  }
+  absl::StatusOr<v1::Job> Hold(const std::string& id) override {
+    changes.push_back("hold " + id);
     return GetJob(id);
   }
-  absl::StatusOr<v1::ListNodesResponse> ListNodes() override { return nodes; }
+  absl::StatusOr<v1::Job> Release(const std::string& id) override {
+    changes.push_back("release " + id);
+    return GetJob(id);
+  }
+  absl::StatusOr<v1::WhyResponse> Why(const std::string& id) override {
+    absl::StatusOr<v1::Job> job = GetJob(id);
+    if (!job.ok()) return job.status();
+    v1::WhyResponse response = why;
+    *response.mutable_job() = *job;
+    return response;
+  }
+  absl::StatusOr<v1::ListNodesResponse> ListNodes() override {
+    if (!node_answers.empty()) return Next(node_answers);
+    return nodes;
+  }
+  absl::StatusOr<v1::Node> Cordon(const v1::CordonRequest& request) override {
+    changes.push_back(absl::StrCat("cordon ", request.worker(), " ", request.reason()));
+    return FindNode(request.worker());
+  }
+  absl::StatusOr<v1::DrainResponse> Drain(const v1::DrainRequest& request) override {
+    drained.push_back(request);
+    v1::DrainResponse response;
+    absl::StatusOr<v1::Node> node = FindNode(request.worker());
+    if (!node.ok()) return node.status();
+    *response.mutable_node() = *node;
+    for (const v1::Slot& slot : node->slots()) {
+      if (!slot.job_id().empty()) response.add_job_ids(slot.job_id());
+    }
+    return response;
+  }
+  absl::StatusOr<v1::Node> Uncordon(const std::string& worker) override {
+    changes.push_back("uncordon " + worker);
+    return FindNode(worker);
+  }
+  absl::StatusOr<v1::Node> FenceNode(const std::string& worker) override {
+    changes.push_back("fence " + worker);
+    return FindNode(worker);
+  }
+  absl::Status ForgetNode(const std::string& worker) override {
+    changes.push_back("forget " + worker);
+    return FindNode(worker).status();
+  }
+  absl::Status Backup(const OnBackup& on_message) override {
+    for (const v1::BackupResponse& piece : backup) {
+      if (!on_message(piece)) return absl::OkStatus();
+    }
+    return backup_end;
+  }
   absl::Status Watch(const std::string& id, absl::Duration limit,
                      const OnWatch& on_message) override {
     watched.emplace_back(id, limit);
@@ -85,11 +136,23 @@ class FakeCoordinator : public CoordinatorClient {
   std::deque<std::pair<std::vector<v1::LogsResponse>, absl::Status>> logs;
   std::vector<v1::SubmitRequest> submitted;
   std::vector<v1::ListJobsRequest> listed;
-  std::vector<std::string> cancelled;
+  std::vector<v1::CancelRequest> cancelled;
+  std::vector<v1::DrainRequest> drained;
+  std::vector<std::string> changes;  // "hold demo-abcdef", "cordon a reason", .. in order
+  v1::WhyResponse why;
+  std::deque<absl::StatusOr<v1::ListNodesResponse>> node_answers;  // instead of `nodes`
+  std::vector<v1::BackupResponse> backup;
+  absl::Status backup_end;
   std::vector<std::pair<std::string, absl::Duration>> watched;
   std::vector<v1::LogsRequest> log_requests;
 
  private:
+  absl::StatusOr<v1::Node> FindNode(const std::string& worker) const {
+    for (const v1::Node& node : nodes.nodes()) {
+      if (node.worker() == worker) return node;
+    }
+    return RpcError(Reason::kNodeNotFound, absl::StrCat("no worker ", worker));
+  }
   // The last entry answers for ever.
   template <typename T>
   static T Next(std::deque<T>& queue) {

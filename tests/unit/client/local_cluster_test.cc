@@ -26,6 +26,7 @@ namespace {
 
 using testing::AllOf;
 using testing::HasSubstr;
+using testing::Not;
 using testing::SizeIs;
 
 constexpr char kCoordinatorScript[] =
@@ -34,6 +35,11 @@ constexpr char kCoordinatorScript[] =
     "echo serving\necho 127.0.0.1:4242 > \"$file\"\nexec sleep 600\n";
 constexpr char kWorkerScript[] = "#!/bin/sh\necho \"$@\"\nexec sleep 600\n";
 constexpr char kBrokenWorkerScript[] = "#!/bin/sh\necho no memory left >&2\nexit 3\n";
+// As a worker whose ranks do not reach the end of their step: only the second signal ends it.
+constexpr char kSlowWorkerScript[] =
+    "#!/bin/sh\nterms=0\n"
+    "trap 'terms=$((terms + 1)); echo told $terms; [ $terms = 2 ] && exit 0' TERM\n"
+    "echo ignoring\nwhile :; do sleep 600 & wait; done\n";
 constexpr char kStubbornWorkerScript[] =
     "#!/bin/sh\ntrap '' TERM\necho ignoring\nwhile :; do sleep 600 & wait; done\n";
 
@@ -78,7 +84,20 @@ class LocalClusterTest : public testing::Test {
               }
               return coordinator;
             },
-            stop_limit_};
+            stop_limit_,
+            hurry_limit_};
+  }
+
+  // Up with one worker of that script, which says "ignoring" once its trap is set.
+  void UpWith(const char* script) {
+    Install("upipe-worker", script);
+    ASSERT_EQ(LocalUp(Console(), {}), kExitDone) << err_.str();
+    const auto cluster = ReadCluster(root_ + "/state");
+    worker_ = cluster->daemons[1].process;
+    while (ReadLog("worker-0").find("ignoring") == std::string::npos) {
+      ASSERT_TRUE(IsAlive(worker_));
+      sched_yield();
+    }
   }
 
   std::string ReadLog(const std::string& name) {
@@ -88,7 +107,9 @@ class LocalClusterTest : public testing::Test {
 
   std::string root_;
   std::string connected_;
+  ProcessIdentity worker_;  // that UpWith started
   absl::Duration stop_limit_ = absl::Seconds(20);
+  absl::Duration hurry_limit_ = absl::Seconds(20);
   std::ostringstream out_, err_;
 };
 
@@ -153,20 +174,25 @@ TEST_F(LocalClusterTest, AMissingBinaryIsNamed) {
   EXPECT_THAT(err_.str(), HasSubstr("/bin/upipe-worker"));
 }
 
-TEST_F(LocalClusterTest, WhatIgnoresSigtermIsKilledAndSaid) {
-  Install("upipe-worker", kStubbornWorkerScript);
-  ASSERT_EQ(LocalUp(Console(), {}), kExitDone) << err_.str();
-  const auto cluster = ReadCluster(root_ + "/state");
-  while (ReadLog("worker-0").find("ignoring") == std::string::npos) {  // its trap is set
-    ASSERT_TRUE(IsAlive(cluster->daemons[1].process));
-    sched_yield();
-  }
+TEST_F(LocalClusterTest, AWorkerThatIsSlowToLeaveIsToldTwiceAndNotKilled) {
+  UpWith(kSlowWorkerScript);
   stop_limit_ = absl::Milliseconds(50);
   EXPECT_EQ(LocalDown(Console()), kExitDone);
   EXPECT_THAT(err_.str(), AllOf(HasSubstr("worker-0 (pid "),
-                                HasSubstr("did not end within 50 ms and was killed")));
-  EXPECT_FALSE(IsAlive(cluster->daemons[1].process));
-  kill(-cluster->daemons[1].process.pid, SIGKILL);  // the script's own `sleep`, in its session
+                                HasSubstr("did not end within 50 ms and was told again"),
+                                Not(HasSubstr("killed"))));
+  EXPECT_THAT(ReadLog("worker-0"), HasSubstr("told 2"));
+  kill(-worker_.pid, SIGKILL);  // the script's own `sleep`, in its session
+}
+
+TEST_F(LocalClusterTest, WhatIgnoresSigtermIsKilledAndSaid) {
+  UpWith(kStubbornWorkerScript);
+  stop_limit_ = hurry_limit_ = absl::Milliseconds(50);
+  EXPECT_EQ(LocalDown(Console()), kExitDone);
+  EXPECT_THAT(err_.str(), AllOf(HasSubstr("worker-0 (pid "),
+                                HasSubstr("did not end within 50 ms more and was killed")));
+  EXPECT_FALSE(IsAlive(worker_));
+  kill(-worker_.pid, SIGKILL);
 }
 
 TEST_F(LocalClusterTest, AStrangerWithTheSamePidIsNeverTouched) {

@@ -54,6 +54,44 @@ TEST(Progress, LineTellsStepLossSpeedTimeLeftMemory) {
       "step 12/60  loss 3.2500  4,096 tokens/s  left 1 min 36 s  memory 1.0 MiB (peak 3.0 MiB)");
 }
 
+TEST(Progress, RestartsAndCheckpointsAreALine) {
+  Progress progress;
+  v1::Job job = Running(3);
+  job.mutable_restarts()->set_infrastructure(2);
+  job.add_attempts()->mutable_cause()->set_message("rank 0 was killed");
+  job.mutable_last_commit()->set_step(40);
+  job.mutable_last_commit()->set_generation(2);
+  progress.Take(job);
+  progress.Take(Report(41));
+  const std::string block = absl::StrJoin(progress.Block(200), "\n");
+  EXPECT_THAT(block,
+              AllOf(HasSubstr("demo-abcdef  RUNNING  generation 3  step 41/60"),
+                    HasSubstr("  restarted twice, last: rank 0 was killed   last checkpoint: "
+                              "step 40 of generation 2, 0 B")));
+  Progress quiet;
+  quiet.Take(Running());
+  EXPECT_EQ(absl::StrJoin(quiet.Block(200), "\n"), "demo-abcdef  RUNNING");
+}
+
+// A record keeps its first event and the newest ones.
+TEST(Progress, EventsAreToldOnceThoughTheOldestAreDropped) {
+  Progress progress;
+  v1::Job job = Running();
+  for (const char* kind : {"PLANNING", "A", "B"}) job.add_events()->set_kind(kind);
+  progress.Take(job);
+  EXPECT_EQ(progress.TakeNewEvents().size(), 3u);
+  job.mutable_events()->DeleteSubrange(1, 1);
+  job.add_events()->set_kind("C");
+  progress.Take(job);
+  EXPECT_THAT(progress.TakeNewEvents(), ElementsAre(testing::EndsWith("C")));
+  EXPECT_THAT(progress.TakeNewEvents(), IsEmpty());
+  job.mutable_events()->DeleteSubrange(1, 2);
+  for (const char* kind : {"D", "E"}) job.add_events()->set_kind(kind);
+  progress.Take(job);
+  EXPECT_THAT(progress.TakeNewEvents(),
+              ElementsAre(testing::EndsWith("D"), testing::EndsWith("E")));
+}
+
 TEST(Progress, HostMemoryIsShownWhereAnyIsUsed) {
   Progress progress;
   v1::Job job = Running();

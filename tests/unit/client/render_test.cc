@@ -111,6 +111,79 @@ TEST(Render, DescribeTellsTheWholeCause) {
                     HasSubstr("  name: demo\n")));
 }
 
+// A job that was killed once, crashed once, and waits to start again.
+v1::Job RestartedJob() {
+  v1::Job job;
+  job.set_id("demo-abcdef");
+  job.set_state(v1::JOB_STATE_QUEUED);
+  job.set_generation(2);
+  job.set_reason("starts again in 8.0 s");
+  job.mutable_spec()->set_priority(7);
+  job.mutable_restarts()->set_infrastructure(1);
+  job.mutable_restarts()->set_application(1);
+  job.set_retry_at_unix_millis(9000);
+  job.mutable_last_commit()->set_step(400);
+  job.mutable_last_commit()->set_generation(2);
+  job.mutable_last_commit()->set_bytes(1 << 20);
+  job.mutable_resume()->set_step(300);
+  job.mutable_resume()->set_generation(1);
+  for (int generation = 1; generation <= 2; ++generation) {
+    v1::AttemptSummary& attempt = *job.add_attempts();
+    attempt.set_generation(generation);
+    attempt.set_placed_unix_millis(1769847330000);
+    attempt.set_ended_unix_millis(1769847335000);
+    attempt.set_intent(v1::STOP_INTENT_RESTART);
+    attempt.set_last_step(300 + generation);
+    attempt.set_ranks_proven_gone(1);
+    attempt.set_ranks_presumed_gone(generation - 1);
+    attempt.mutable_cause()->set_message("rank 1 was killed\n");
+  }
+  v1::Cause& crash = *job.mutable_attempts(1)->mutable_cause();
+  crash.set_kind(v1::CAUSE_KIND_STALL);
+  crash.set_rank(3);
+  crash.set_node("w1");
+  crash.set_evidence("rank 3: step 41\x1b");
+  return job;
+}
+
+TEST(Render, DescribeTellsTheCourseOfARestartedJob) {
+  const std::string text = RenderJob(RestartedJob(), absl::FromUnixMillis(1000));
+  EXPECT_THAT(
+      text,
+      AllOf(
+          HasSubstr("Restarts: generation 2, restarted twice; infrastructure 1 of 100, "
+                    "application 1 of 3, without progress 0 of 3 in a row\n"),
+          HasSubstr(", in 8.0 s\n"),
+          HasSubstr("Last checkpoint: step 400 of generation 2, 1.0 MiB"),
+          HasSubstr("Went on from: step 300 of generation 1"),
+          testing::ContainsRegex("1 +2026[^\n]+5\\.0 s +RESTART +301 +1 proven +rank 1 was killed"),
+          testing::ContainsRegex("2 +2026[^\n]+RESTART +302 +1 proven, 1 presumed +"
+                                 "STALL, rank 3 on w1: rank 1 was killed"),
+          HasSubstr("Evidence of generation 2: rank 3: step 41 \n"), Not(HasSubstr("Held"))));
+  EXPECT_THAT(RenderJob(RestartedJob(), absl::FromUnixMillis(9000)),
+              Not(HasSubstr("Starts again: ")));  // the pause is over
+  v1::Job waiting = RestartedJob();
+  waiting.mutable_spec()->mutable_train()->set_steps(1000);
+  EXPECT_THAT(RenderJobs({waiting}, absl::UnixEpoch()), HasSubstr(" 400/1000 "));
+  v1::Job held = RestartedJob();
+  held.set_held(true);
+  EXPECT_THAT(RenderJob(held, absl::UnixEpoch()), HasSubstr("`upipe release demo-abcdef`"));
+  EXPECT_THAT(RenderJob(FailedJob(), absl::UnixEpoch()), Not(HasSubstr("Restarts")));
+}
+
+TEST(Render, WhyIsOneReasonAndThePosition) {
+  v1::WhyResponse why;
+  why.mutable_job()->set_id("demo-abcdef");
+  why.mutable_job()->set_state(v1::JOB_STATE_QUEUED);
+  why.set_position(3);
+  why.set_message("big-bbbbbb\x1b is first");
+  EXPECT_EQ(RenderWhy(why),
+            "demo-abcdef  QUEUED  position 3 in the queue\n  big-bbbbbb  is first\n");
+  why.set_position(0);
+  why.clear_message();
+  EXPECT_EQ(RenderWhy(why), "demo-abcdef  QUEUED\n");
+}
+
 TEST(Render, DescribeShowsPlannedBesideMeasuredBytes) {
   const std::string text = RenderJob(FailedJob(), absl::UnixEpoch());
   EXPECT_THAT(text, testing::ContainsRegex("weights +1\\.0 KiB +1\\.0 KiB +equal"));
@@ -144,8 +217,13 @@ TEST(Render, ListHasOneRowPerJob) {
   running.mutable_last_report()->set_loss(5.5);
   const std::string text = RenderJobs({running, FailedJob()}, absl::FromUnixMillis(6000));
   EXPECT_THAT(
-      text, AllOf(testing::ContainsRegex("tiny-aaaaaa +CANCELLING +0 +3/20 +5\\.5000 +- +5\\.0 s"),
-                  testing::ContainsRegex("demo-abcdef +FAILED +2 +- +- +2026.*rank 1 was killed")));
+      text,
+      AllOf(testing::ContainsRegex("tiny-aaaaaa +CANCELLING +0 +0 +0 +3/20 +5\\.5000 +- +5\\.0 s"),
+            testing::ContainsRegex("demo-abcdef +FAILED +0 +2 +0 +- +- +2026.*rank 1 was killed")));
+  v1::Job waits = RestartedJob();
+  waits.mutable_cause()->set_message("rank 1 was killed");
+  EXPECT_THAT(RenderJobs({waits}, absl::UnixEpoch()),
+              testing::ContainsRegex("QUEUED +7 +0 +2 +.*starts again in 8\\.0 s\n"));
 }
 
 TEST(Render, NodesShowSlotsAndWarnings) {
@@ -170,6 +248,16 @@ TEST(Render, NodesShowSlotsAndWarnings) {
                     HasSubstr("127.0.0.1:4000"),
                     testing::ContainsRegex("worker-0 +1 +BUSY +demo-abcdef +0 +3"),
                     HasSubstr("Warning: worker worker-0")));
+  node.set_cordoned(true);
+  node.set_cordon_reason("new disk\x1b");
+  node.set_leaving(true);
+  nodes.set_coordinator_version("1.2.3");
+  nodes.set_coordinator_epoch(4);
+  nodes.set_coordinator_metrics_address("127.0.0.1:5000");
+  EXPECT_THAT(RenderNodes(nodes),
+              HasSubstr("\nCoordinator: version 1.2.3, epoch 4, metrics at 127.0.0.1:5000\n"));
+  EXPECT_THAT(RenderNodes(nodes), AllOf(HasSubstr("SUSPECT, cordoned, leaving"),
+                                        HasSubstr("worker-0 is cordoned: new disk \n")));
 }
 
 TEST(Render, JsonKeepsProtoNamesAndEmptyFields) {

@@ -249,7 +249,61 @@ const Case kCases[] = {
     {"train.gradient_accumulation",
      [](v1::JobSpec& s) { s.mutable_train()->set_gradient_accumulation((1 << 20) + 1); },
      "1,048,577 is outside"},
+    {"checkpoint.path", [](v1::JobSpec& s) { s.mutable_checkpoint()->set_path("here"); },
+     "must be absolute"},
+    {"checkpoint.path", [](v1::JobSpec& s) { s.mutable_checkpoint()->set_keep(3); },
+     "is required in this section"},
+    {"checkpoint.path",
+     [](v1::JobSpec& s) { s.mutable_checkpoint()->set_path("/" + std::string(4000, 'a')); },
+     "has 4001 bytes"},
+    {"checkpoint.path",
+     [](v1::JobSpec& s) { s.mutable_checkpoint()->set_path(std::string("/a\0b", 4)); }, "NUL"},
+    {"checkpoint.every_steps",
+     [](v1::JobSpec& s) {
+       s.mutable_checkpoint()->set_path("/a");
+       s.mutable_checkpoint()->set_every_steps(0);
+     },
+     "0 is outside"},
+    {"checkpoint.keep",
+     [](v1::JobSpec& s) {
+       s.mutable_checkpoint()->set_path("/a");
+       s.mutable_checkpoint()->set_keep(1001);
+     },
+     "1,001 is outside 1 to 1,000"},
+    {"restarts.infrastructure",
+     [](v1::JobSpec& s) { s.mutable_restarts()->set_infrastructure(-1); }, "-1 is outside 0 to"},
+    {"restarts.application", [](v1::JobSpec& s) { s.mutable_restarts()->set_application(1 << 30); },
+     "is outside 0 to 1,000,000"},
+    {"restarts.no_progress", [](v1::JobSpec& s) { s.mutable_restarts()->set_no_progress(-1); },
+     "-1 is outside 0 to"},
+    {"priority", [](v1::JobSpec& s) { s.set_priority(1001); }, "1,001 is outside -1,000 to 1,000"},
+    {"time_limit_seconds", [](v1::JobSpec& s) { s.set_time_limit_seconds(0); }, "0 is outside 1"},
 };
+
+TEST(JobSpec, RestartsHaveDefaultsAndTimeLimitsHaveNone) {
+  const v1::JobSpec full = WithDefaults(LegalSpec());
+  EXPECT_EQ(full.restarts().infrastructure(), 100);
+  EXPECT_EQ(full.restarts().application(), 3);
+  EXPECT_EQ(full.restarts().no_progress(), 3);
+  EXPECT_EQ(full.priority(), 0);
+  EXPECT_FALSE(full.has_time_limit_seconds());
+  v1::JobSpec spec = LegalSpec();
+  spec.mutable_restarts()->set_application(0);
+  EXPECT_EQ(WithDefaults(spec).restarts().application(), 0);
+}
+
+TEST(JobSpec, CheckpointsHaveDefaultsOnlyWhereTheyGoSomewhere) {
+  v1::JobSpec spec = LegalSpec();
+  EXPECT_FALSE(WithDefaults(spec).has_checkpoint());
+  spec.mutable_checkpoint()->set_path("/a");
+  EXPECT_EQ(WithDefaults(spec).checkpoint().every_steps(), 100);
+  EXPECT_EQ(WithDefaults(spec).checkpoint().keep(), 2);
+  spec.mutable_checkpoint()->set_every_steps(7);
+  spec.mutable_checkpoint()->set_keep(5);
+  EXPECT_EQ(WithDefaults(spec).checkpoint().every_steps(), 7);
+  EXPECT_EQ(WithDefaults(spec).checkpoint().keep(), 5);
+  EXPECT_THAT(ValidateJobSpec(WithDefaults(spec)), IsEmpty());
+}
 
 TEST(JobSpec, EachViolationIsNamedOnceWithItsNumbers) {
   for (const Case& c : kCases) {

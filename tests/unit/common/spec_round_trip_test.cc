@@ -49,6 +49,10 @@ class SpecMaker {
     if (Maybe()) {
       FillMemory(spec.parallel(), WithDefaults(spec).model().num_layers(), *spec.mutable_memory());
     }
+    if (Maybe()) FillCheckpoint(*spec.mutable_checkpoint());
+    if (Maybe()) FillRestarts(*spec.mutable_restarts());
+    if (Maybe()) spec.set_priority(static_cast<int32_t>(Whole(0, 2000)) - 1000);
+    if (Maybe()) spec.set_time_limit_seconds(Whole(1, 1'000'000));
     if (Maybe()) spec.mutable_model()->set_window(Whole(1, int64_t{1} << 30));
     if (Maybe()) spec.mutable_model()->set_causal(Maybe());
     return spec;
@@ -62,6 +66,18 @@ class SpecMaker {
   // All magnitudes alike, all bits of the fraction used.
   double Real(double first, double last) {
     return std::exp(std::uniform_real_distribution<>(std::log(first), std::log(last))(random_));
+  }
+
+  void FillRestarts(v1::RestartSpec& restarts) {
+    if (Maybe()) restarts.set_infrastructure(static_cast<int32_t>(Whole(0, 1000)));
+    if (Maybe()) restarts.set_application(static_cast<int32_t>(Whole(0, 1000)));
+    if (Maybe()) restarts.set_no_progress(static_cast<int32_t>(Whole(0, 1000)));
+  }
+
+  void FillCheckpoint(v1::CheckpointSpec& checkpoint) {
+    checkpoint.set_path("/a b");
+    if (Maybe()) checkpoint.set_every_steps(Whole(1, int64_t{1} << 31));
+    if (Maybe()) checkpoint.set_keep(static_cast<int32_t>(Whole(1, 1000)));
   }
 
   void FillModel(v1::ModelSpec& model) {

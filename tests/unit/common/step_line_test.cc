@@ -125,7 +125,9 @@ TEST(StepLine, WordsOfAnyBytesMakeALine) {
 TEST(StepLine, WhatIsNoLineIsRefused) {
   for (const char* text :
        {"", "{", "[]", "7", "{}", R"({"rank":0})", R"({"rank":"x","step":1})",
-        R"({"rank":0,"step":1,"loss":"low"})", R"({"rank":0,"step":1,"memory":[1]})",
+        R"({"rank":0,"step":1,"loss":"low"})", R"({"rank":0,"step":1.5})",
+        R"({"rank":2147483648,"step":1})", R"({"rank":0,"step":9223372036854775808})",
+        R"({"rank":218446744073709551615,"step":1})", R"({"rank":0,"step":1,"memory":[1]})",
         R"({"rank":0,"step":1,"host_memory":{"tags":[7]}})",
         R"({"rank":0,"step":1,"memory":{"tags":{"weights":7}}})",
         R"({"rank":0,"step":1,"loss_by_position":[{"begin":0}]})"}) {

@@ -341,9 +341,9 @@ TEST(YamlSpec, AnOverrideSuppliesWhatTheFileLacks) {
 
 TEST(YamlSpec, WrongOverridesAreNamed) {
   EXPECT_THAT(
-      ErrorsOf(kLegal,
-               {"train.step=7", "train", "train=5", "train.steps.x=1", "train.steps=x", "nope.a=1",
-                "parallel.heads_per_stage=5", "train.seed=auto", "data.path=/a\xff"}),
+      ErrorsOf(kLegal, {"train.step=7", "train", "train=5", "train.steps.x=1", "train.steps=x",
+                        "nope.a=1", "parallel.heads_per_stage=5", "train.seed=auto",
+                        "data.path=/a\xff", absl::StrCat(std::string(79, 'a'), "\u20ac")}),
       ElementsAre(
           "--set: train.step: unknown field; did you mean 'steps'?",
           StartsWith("--set: 'train' has no '='"),
@@ -353,6 +353,7 @@ TEST(YamlSpec, WrongOverridesAreNamed) {
           StartsWith("--set: nope: unknown field"),
           "--set: train.seed: auto is not available; name a value",
           "--set: 'data.path=/a?' has bytes that are not part of UTF-8 text",
+          StartsWith(absl::StrCat("--set: '", std::string(79, 'a'), "' has no '='")),
           StartsWith("--set: parallel.heads_per_stage: 5 is not a multiple of the 4 ranks")));
 }
 

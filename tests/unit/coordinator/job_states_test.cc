@@ -133,7 +133,7 @@ TEST_F(JobStates, AGangWaitsWholeAndIsNotOvertaken) {
   EXPECT_EQ(core_.JobStateOf("second"), v1::JOB_STATE_QUEUED);
   EXPECT_EQ(core_.JobStateOf("third"), v1::JOB_STATE_QUEUED);
   EXPECT_THAT(core_.job("second").reason, AllOf(HasSubstr("needs 4"), HasSubstr("2 of 4")));
-  EXPECT_EQ(core_.job("third").reason, "behind second");
+  EXPECT_EQ(GetJob(core_.state(), "third")->reason(), "behind second");
   core_.Do(CancelReceived{90, "second"});
   EXPECT_EQ(core_.JobStateOf("third"), v1::JOB_STATE_STARTING);
 }
@@ -198,6 +198,7 @@ TEST_F(JobStates, ADeathKillsTheGangAndEndsOnProof) {
   const auto stops = core_.Sent(1, v1::CoordinatorMessage::kStop);
   ASSERT_EQ(stops.size(), 1u);
   EXPECT_EQ(stops[0].stop().grace_millis(), 0);
+  EXPECT_EQ(SlotOf("b", 0), v1::SLOT_STATE_BUSY);  // exited is not gone
   Tell(Exit(2, v1::RANK_STATE_GONE, 3));
   for (int r : {0, 1, 3}) {
     EXPECT_EQ(core_.JobStateOf("j"), v1::JOB_STATE_STOPPING);
@@ -280,13 +281,19 @@ TEST_F(JobStates, AStepThatNoProgressToldComesWithTheEnd) {
   EXPECT_EQ(core_.job("j").attempt->record.ranks(0).last_report().step(), 9);
 }
 
+TEST_F(JobStates, AReportThatComesLateTakesNothingBack) {
+  Running();
+  Tell(ReportOf(1, v1::RANK_STATE_STARTED));
+  EXPECT_EQ(core_.job("j").attempt->record.ranks(1).state(), v1::RANK_STATE_RUNNING);
+}
+
 TEST_F(JobStates, ExitZeroBeforeTheRanksMetIsAFailure) {
   Starting();
   Tell(ReportOf(0, v1::RANK_STATE_STARTED));
   v1::RankReport report = Exit(0, v1::RANK_STATE_EXITED, 0);
   Tell(report);
   EXPECT_EQ(core_.JobStateOf("j"), v1::JOB_STATE_STOPPING);
-  EXPECT_EQ(core_.job("j").record.intent(), v1::STOP_INTENT_FAIL);
+  EXPECT_EQ(core_.job("j").record.intent(), v1::STOP_INTENT_RESTART);
 }
 
 TEST_F(JobStates, CancelBeforePlacementEndsAtOnce) {
@@ -313,6 +320,16 @@ TEST_F(JobStates, CancelGivesGraceThenKillsAndWaitsForProof) {
   Tell(Killed(3, v1::RANK_STATE_GONE));
   EXPECT_EQ(core_.JobStateOf("j"), v1::JOB_STATE_CANCELLED);
   EXPECT_EQ(cause().kind(), v1::CAUSE_KIND_USER);
+}
+
+// A worker that never got the start proves it.
+TEST_F(JobStates, AStopNamesTheRanksItIsFor) {
+  Starting();
+  Tell(ReportOf(2, v1::RANK_STATE_GONE));
+  const v1::StopRanks stop = core_.Sent(2, v1::CoordinatorMessage::kStop).at(0).stop();
+  ASSERT_EQ(stop.ranks_size(), 1);
+  EXPECT_EQ(stop.ranks(0).rank(), 3);
+  EXPECT_EQ(stop.ranks(0).slot(), core_.job("j").attempt->record.ranks(3).slot());
 }
 
 TEST_F(JobStates, CancelRaisesAFailingStop) {

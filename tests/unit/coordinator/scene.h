@@ -20,6 +20,22 @@ class Scene : public ::testing::Test {
   void Submit(int ranks, const std::string& id = "j") {
     core_.Do(SubmitReceived{next_call_++, id, absl::StrCat("request-", id), SpecOf(ranks)});
   }
+  // A job of four ranks that may be restarted; with a path it checkpoints.
+  v1::JobSpec Durable(const std::string& path = "") {
+    v1::JobSpec spec = SpecOf(4);
+    spec.mutable_restarts()->set_infrastructure(100);
+    spec.mutable_restarts()->set_application(3);
+    spec.mutable_restarts()->set_no_progress(3);
+    spec.mutable_train()->set_steps(10);
+    if (!path.empty()) {
+      spec.mutable_checkpoint()->set_path(path);
+      spec.mutable_checkpoint()->set_keep(2);
+    }
+    return spec;
+  }
+  void SubmitSpec(const v1::JobSpec& spec, const std::string& id = "j") {
+    core_.Do(SubmitReceived{next_call_++, id, absl::StrCat("request-", id), spec});
+  }
   void Plan(int ranks, const std::string& id = "j", int64_t bytes = 100) {
     core_.Do(PlanFinished{id, PlanOf(ranks, bytes)});
   }
@@ -74,9 +90,70 @@ class Scene : public ::testing::Test {
     TellAll(v1::RANK_STATE_RUNNING);
     ASSERT_EQ(core_.JobStateOf("j"), v1::JOB_STATE_RUNNING);
   }
+  // The same, of a job that may be restarted.
+  void RunDurable(const std::string& path = "") {
+    Workers();
+    SubmitSpec(Durable(path));
+    Plan(4);
+    Meet();
+  }
+  // From STARTING to RUNNING.
+  void Meet() {
+    ASSERT_EQ(core_.JobStateOf("j"), v1::JOB_STATE_STARTING);
+    TellAll(v1::RANK_STATE_READY);
+    TellAll(v1::RANK_STATE_RUNNING);
+    ASSERT_EQ(core_.JobStateOf("j"), v1::JOB_STATE_RUNNING);
+  }
+  // Rank 2 fails and the gang is proven gone.
+  void FailOnce(int code = 3) {
+    Tell(Exit(2, v1::RANK_STATE_EXITED, code));
+    GangGone();
+  }
+  void GangGone() {
+    for (int r = 0; r < 4; ++r) Tell(Killed(r, v1::RANK_STATE_GONE));
+  }
+  // The back-off passes and the job is placed again.
+  void PlaceAgain() {
+    core_.Advance(core_.job("j").retry_at - core_.now().boot);
+    Heartbeats();
+    core_.Do(Tick{});
+  }
+  void Progress(int rank, int64_t step, double step_seconds = 0) {
+    v1::Progress progress;
+    *progress.mutable_ref() = ReportOf(rank, v1::RANK_STATE_RUNNING).ref();
+    progress.mutable_report()->set_step(step);
+    progress.mutable_report()->set_step_seconds(step_seconds);
+    core_.Do(ProgressReceived{SessionOf(rank), progress});
+  }
+  // Of this generation, as rank 0's worker tells it.
+  v1::CheckpointRef CheckpointOf(int64_t step, const std::string& id = "j") {
+    v1::CheckpointRef ref;
+    ref.set_generation(core_.job(id).record.generation());
+    ref.set_step(step);
+    ref.set_manifest_sha256(absl::StrCat("sum ", step));
+    return ref;
+  }
+  void Commit(int64_t step) {
+    v1::RankReport report = ReportOf(0, v1::RANK_STATE_RUNNING);
+    *report.mutable_last_commit() = CheckpointOf(step);
+    Tell(report);
+  }
+  v1::WhyResponse WhyOf(const std::string& id = "j") {
+    return *Why(core_.state(), id, core_.now());
+  }
+  std::string LastEvent(const std::string& id = "j") {
+    return core_.job(id).record.events().rbegin()->message();
+  }
+  bool HasEvent(const std::string& kind, const std::string& id = "j") {
+    for (const v1::JobEvent& event : core_.job(id).record.events()) {
+      if (event.kind() == kind) return true;
+    }
+    return false;
+  }
   void Heartbeats() {
-    core_.Do(HeartbeatReceived{1, 1});
-    core_.Do(HeartbeatReceived{2, 1});
+    for (const auto& [worker, node] : core_.state().nodes) {
+      if (node.session != 0) core_.Do(HeartbeatReceived{node.session, 1});
+    }
   }
   v1::JobState Cancel(const std::string& id = "j") {
     core_.Do(CancelReceived{next_call_++, id});

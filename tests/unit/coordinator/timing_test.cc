@@ -27,6 +27,45 @@ TEST(TimingTest, NamesEveryBrokenRange) {
                                                               ::testing::HasSubstr("autonomy")));
 }
 
+TEST(TimingTest, TheBackoffDoublesUpToItsLongest) {
+  const Timing timing{.backoff_first = absl::Seconds(1), .backoff_longest = absl::Seconds(5)};
+  EXPECT_EQ(timing.Backoff(0), absl::Seconds(1));
+  EXPECT_EQ(timing.Backoff(2), absl::Seconds(4));
+  EXPECT_EQ(timing.Backoff(3), absl::Seconds(5));
+  EXPECT_EQ(timing.Backoff(1000), absl::Seconds(5));
+  EXPECT_THAT(std::string(Timing{.backoff_first = absl::Minutes(6)}.Validate().message()),
+              ::testing::HasSubstr("longest back-off"));
+}
+
+TEST(TimingTest, AStageMayTakeTenTimesTheLongestPieceOfWork) {
+  v1::RunPlan plan;
+  EXPECT_EQ(StageDeadline(plan, Timing()), absl::Seconds(30));
+  v1::ModelSpec& model = *plan.mutable_spec()->mutable_model();
+  model.set_num_layers(2);
+  model.set_hidden_size(1000);
+  model.set_intermediate_size(3000);
+  model.set_vocab_size(1000);
+  plan.set_tokens_per_rank(1000);
+  EXPECT_EQ(StageDeadline(plan, Timing()), absl::Seconds(360));  // 12 x 3e9 / 1e9 x 10
+  model.set_vocab_size(10'000);
+  EXPECT_EQ(StageDeadline(plan, Timing()), absl::Seconds(600));
+  plan.add_ranks()->set_step_flops(1e9);
+  plan.add_ranks()->set_step_flops(800e9);
+  for (int i = 0; i < 4; ++i) plan.mutable_schedule()->add_stages();
+  EXPECT_EQ(StageDeadline(plan, Timing()), absl::Seconds(1000));  // 800e9 / 2 layers / 4 stages
+}
+
+TEST(TimingTest, CheckpointsGetTheTimeForTheirBytes) {
+  v1::RunPlan plan;
+  EXPECT_EQ(CheckpointAllowance(plan), absl::ZeroDuration());
+  for (int r = 0; r < 2; ++r) {
+    v1::TagBytes& tag = *plan.add_ranks()->mutable_host_memory()->add_tags();
+    tag.set_tag("checkpoint");
+    tag.set_peak_bytes(500'000'000);
+  }
+  EXPECT_EQ(CheckpointAllowance(plan), absl::Seconds(10));
+}
+
 // What a flag of `nan` or `inf` becomes.
 TEST(TimingTest, NothingIsEndless) {
   Timing endless;

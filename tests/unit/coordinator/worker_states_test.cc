@@ -1,4 +1,7 @@
 // Hello, reconciliation, silence and restarts of the coordinator.
+#include <limits>
+
+#include "common/errors/rpc_error.h"
 #include "tests/unit/coordinator/scene.h"
 
 namespace upipe::coordinator {
@@ -6,7 +9,16 @@ namespace {
 
 using ::testing::HasSubstr;
 
-using WorkerStates = Scene;
+class WorkerStates : public Scene {
+ protected:
+  // Its hello did not take the place of a later one.
+  void ExpectOld(SessionId session) {
+    const auto closed = core_.Last<CloseSession>();
+    ASSERT_EQ(closed.size(), 1u);
+    EXPECT_EQ(closed[0].session, session);
+    EXPECT_TRUE(HasReason(closed[0].why, Reason::kSessionReplaced)) << closed[0].why;
+  }
+};
 
 TEST_F(WorkerStates, HelloAcknowledgesWithEpochAndTiming) {
   core_.Do(HelloReceived{1, HelloOf("a", 2)});
@@ -34,6 +46,47 @@ TEST_F(WorkerStates, RefusesImpossibleHellos) {
   EXPECT_EQ(core_.state().nodes.size(), 2u);
   core_.Do(HeartbeatReceived{77, 1});
   EXPECT_EQ(core_.Last<CloseSession>().at(0).session, 77u);
+}
+
+// Of what a record cannot hold the store would refuse the write, and the coordinator end.
+TEST_F(WorkerStates, RefusesHellosThatNoRecordHolds) {
+  const std::string text(size_t{1} << 20, 'x');
+  std::vector<v1::Hello> hellos(3, HelloOf("a", 2));
+  hellos[0].set_containment(text);
+  (*hellos[1].mutable_newest_generations())["j"] = std::numeric_limits<int64_t>::max();
+  hellos[2].add_ranks()->set_state(v1::RANK_STATE_RUNNING);
+  hellos[2].mutable_ranks(0)->mutable_last_commit()->set_content_sha256(text);
+  for (const v1::Hello& hello : hellos) {
+    core_.Do(HelloReceived{1, hello});
+    EXPECT_EQ(core_.Last<CloseSession>().at(0).why.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_TRUE(core_.state().nodes.empty());
+  }
+}
+
+TEST_F(WorkerStates, AReportThatNoRankCanMakeEndsTheSession) {
+  Running();
+  v1::RankReport strange = ReportOf(2, v1::RANK_STATE_RUNNING);
+  strange.set_state(static_cast<v1::RankState>(99));
+  const v1::RankReport presumed = ReportOf(2, v1::RANK_STATE_PRESUMED_GONE);
+  v1::RankReport large = ReportOf(2, v1::RANK_STATE_RUNNING);
+  large.mutable_last_step()->mutable_bytes_sent_to_peer()->Resize(1 << 20, 1);
+  v1::Hello again = HelloOf("b", 2);
+  for (int r : {2, 3}) *again.add_ranks() = ReportOf(r, v1::RANK_STATE_RUNNING);
+  SessionId session = 2;
+  for (const v1::RankReport& report : {strange, presumed, large}) {
+    core_.Do(RankReported{session, 1, report});
+    ASSERT_EQ(core_.Last<CloseSession>().size(), 1u);
+    EXPECT_EQ(core_.Last<CloseSession>()[0].why.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(core_.job("j").attempt->record.ranks(2).state(), v1::RANK_STATE_RUNNING);
+    const Node& b = core_.state().nodes.at("b");
+    EXPECT_EQ(StateOf(core_.state(), b, core_.now().boot), v1::NODE_STATE_SUSPECT);
+    core_.Do(HelloReceived{++session, again});
+  }
+  v1::Progress progress;
+  *progress.mutable_report() = large.last_step();
+  core_.Do(ProgressReceived{session, progress});
+  EXPECT_EQ(core_.Last<CloseSession>().size(), 1u);
+  EXPECT_EQ(core_.JobStateOf("j"), v1::JOB_STATE_RUNNING);
 }
 
 TEST_F(WorkerStates, ASilentWorkerIsSuspectAndGetsNothing) {
@@ -104,6 +157,48 @@ TEST_F(WorkerStates, ANewIncarnationProvesOldRanksGone) {
   EXPECT_EQ(core_.job("j").attempt->record.ranks(2).state(), v1::RANK_STATE_GONE);
   EXPECT_EQ(SlotOf("b", 0), v1::SLOT_STATE_FREE);
   EXPECT_EQ(SlotOf("a", 0), v1::SLOT_STATE_BUSY);
+}
+
+// A start that died before its hello was heard, and the hello comes after that of the next start.
+TEST_F(WorkerStates, AHelloOfAnEarlierStartIsOldThoughItWasNeverMet) {
+  Workers();
+  core_.Do(SessionClosed{2});
+  core_.Do(HelloReceived{3, HelloOf("b", 2, "i3")});
+  Submit(4);
+  Plan(4);
+  ASSERT_EQ(core_.JobStateOf("j"), v1::JOB_STATE_STARTING);
+  core_.Do(SessionClosed{3});
+  core_.Do(HelloReceived{4, HelloOf("b", 2, "i2")});
+  ExpectOld(4);
+  EXPECT_EQ(core_.JobStateOf("j"), v1::JOB_STATE_STARTING);
+  EXPECT_TRUE(core_.state().nodes.at("b").slots[0].holder.has_value());
+  core_.Restart();  // the order outlives the coordinator
+  core_.Do(HelloReceived{5, HelloOf("b", 2, "i2")});
+  ExpectOld(5);
+  EXPECT_EQ(core_.JobStateOf("j"), v1::JOB_STATE_STARTING);
+}
+
+TEST_F(WorkerStates, AHelloOfAnEarlierSessionIsOld) {
+  Workers();
+  v1::Hello hello = HelloOf("b", 2);
+  hello.set_session_number(3);
+  core_.Do(HelloReceived{3, hello});
+  hello.set_session_number(2);
+  core_.Do(HelloReceived{4, hello});
+  ExpectOld(4);
+}
+
+// Another state folder: its starts are numbered on their own.
+TEST_F(WorkerStates, AWorkerOnANewStateFolderIsNotOld) {
+  Workers();
+  core_.Do(SessionClosed{2});
+  core_.Do(HelloReceived{3, HelloOf("b", 2, "i7")});
+  core_.Do(SessionClosed{3});
+  v1::Hello hello = HelloOf("b", 2, "i1");
+  hello.set_incarnation("elsewhere");
+  hello.set_state_id("elsewhere");
+  core_.Do(HelloReceived{4, hello});
+  EXPECT_EQ(core_.Sent(4, v1::CoordinatorMessage::kHelloAck).size(), 1u);
 }
 
 TEST_F(WorkerStates, ANewIncarnationEndsEvenRanksThatNeverAnswered) {
@@ -241,6 +336,58 @@ TEST_F(WorkerStates, ListsNewestFirstInPages) {
   EXPECT_TRUE(page->next_page_token().empty());
   request.set_page_token("x");
   EXPECT_EQ(ListJobs(core_.state(), request).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+// As after a restore of the store: the worker knows better what lives in its slot.
+TEST_F(WorkerStates, ASlotWithARankTheStoreDoesNotKnowStaysTaken) {
+  Starting();
+  const int slot = core_.job("j").attempt->record.ranks(2).slot();
+  v1::RankReport stranger = ReportOf(2, v1::RANK_STATE_RUNNING);
+  stranger.mutable_ref()->mutable_fence()->set_job_id("unknown");
+  stranger.mutable_ref()->mutable_fence()->set_nonce("another");
+  v1::Hello hello = HelloOf("b", 2);
+  *hello.add_ranks() = stranger;
+  core_.Do(HelloReceived{3, hello});
+  Tell(ReportOf(2, v1::RANK_STATE_GONE));  // its start was refused
+  EXPECT_EQ(SlotOf("b", slot), v1::SLOT_STATE_BUSY);
+  stranger.set_state(v1::RANK_STATE_GONE);
+  core_.Do(RankReported{3, 9, stranger});
+  EXPECT_EQ(SlotOf("b", slot), v1::SLOT_STATE_FREE);
+}
+
+// A partition ends, and the socket of a dead worker delivers what it still held.
+TEST_F(WorkerStates, AHelloOfAnEarlierStartProvesNothing) {
+  Workers();
+  core_.Do(SessionClosed{2});
+  core_.Do(HelloReceived{3, HelloOf("b", 2, "i2")});
+  Submit(4);
+  Plan(4);
+  ASSERT_EQ(core_.JobStateOf("j"), v1::JOB_STATE_STARTING);
+  core_.Do(SessionClosed{3});
+  core_.Do(HelloReceived{4, HelloOf("b", 2, "i1")});
+  EXPECT_EQ(core_.Last<CloseSession>().at(0).session, 4u);
+  EXPECT_EQ(core_.JobStateOf("j"), v1::JOB_STATE_STARTING);
+  EXPECT_TRUE(core_.state().nodes.at("b").slots[0].holder.has_value());
+}
+
+TEST_F(WorkerStates, NothingIsPlacedBesideAGenerationTheStoreDoesNotKnow) {
+  Workers(4);
+  SubmitSpec(Durable());
+  v1::RankReport later;
+  later.mutable_ref()->mutable_fence()->set_job_id("j");
+  later.mutable_ref()->mutable_fence()->set_nonce("later");
+  later.mutable_ref()->mutable_fence()->set_generation(3);
+  later.set_state(v1::RANK_STATE_RUNNING);
+  v1::Hello hello = HelloOf("b", 4);
+  *hello.add_ranks() = later;
+  (*hello.mutable_newest_generations())["j"] = 3;
+  core_.Do(HelloReceived{3, hello});
+  Plan(4);
+  EXPECT_EQ(core_.JobStateOf("j"), v1::JOB_STATE_QUEUED);
+  later.set_state(v1::RANK_STATE_GONE);
+  core_.Do(RankReported{3, 9, later});
+  EXPECT_EQ(core_.JobStateOf("j"), v1::JOB_STATE_STARTING);
+  EXPECT_EQ(core_.job("j").record.generation(), 4);
 }
 
 }  // namespace

@@ -45,7 +45,7 @@ class ExpectedMessages {
 
   // One vote, one training step, in order. A unit is asked for before the work that hides it.
   std::vector<RecordedCollective> Step() {
-    AllReduce(1);
+    AllReduce(4);
     for (int64_t micro = 0; micro < job_.accumulation; ++micro) ForwardAndBackward();
     if (job_.dp_ranks > 1) {
       SumOverReplicas(Embedding());
@@ -381,7 +381,7 @@ std::vector<RecordedCollective> RecordDryStep(const v1::RunPlan& plan, int rank)
   auto step = train::TrainStep::Create(context, plan);
   EXPECT_TRUE(step.ok()) << step.status();
   comm.Clear();
-  EXPECT_TRUE((*step)->AnyRank(false).ok());
+  EXPECT_TRUE((*step)->Vote({}).ok());
   const std::vector<train::HostTokens> micro_steps(plan.spec().train().gradient_accumulation());
   EXPECT_TRUE((*step)->Run(1, micro_steps).ok());
   return comm.recorded();
@@ -462,7 +462,7 @@ TEST(Traffic, ARealStepSendsWhatThePlanSays) {
     const absl::Status status = RunRanks({.plan = *plan}, [&](Rank rank) -> absl::Status {
       for (int64_t step = 1; step <= 2; ++step) {
         const comm::CommStats before = rank.context.comm().stats();
-        UPIPE_RETURN_IF_ERROR(rank.step.AnyRank(false).status());
+        UPIPE_RETURN_IF_ERROR(rank.step.Vote({}).status());
         UPIPE_RETURN_IF_ERROR(RunStep(rank, step, sequences).status());
         Bytes sent = rank.context.comm().stats().bytes_sent_to_peer;
         for (int peer = 0; peer < job.ranks; ++peer) sent[peer] -= before.bytes_sent_to_peer[peer];

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/unit/worker/agent_driver.h"
 
 namespace upipe::worker {
 namespace {
@@ -12,115 +13,6 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-
-// Drives the core with invented events and a clock of its own; keeps what it decided.
-class Agent {
- public:
-  Agent() {
-    state.identity.set_worker("w1");
-    state.identity.set_num_slots(4);
-    Connect();
-  }
-
-  void Do(const Event& event) { actions = Step(state, event, now); }
-  void After(absl::Duration duration) {
-    now = now + duration;
-    Do(Tick{});
-  }
-  void FromCoordinatorMessage(const v1::CoordinatorMessage& message) {
-    Do(FromCoordinator{state.session, message});
-  }
-
-  void Connect(int64_t epoch = 1) {
-    Do(Tick{});
-    v1::CoordinatorMessage message;
-    message.mutable_hello_ack()->set_epoch(epoch);
-    FromCoordinatorMessage(message);
-  }
-  v1::Fence FenceOf(int64_t generation, const std::string& nonce, int64_t epoch = 1) {
-    v1::Fence fence;
-    fence.set_job_id("job");
-    fence.set_generation(generation);
-    fence.set_nonce(nonce);
-    fence.set_epoch(epoch);
-    return fence;
-  }
-  void Start(int64_t generation, const std::string& nonce, int rank, int slot, int64_t epoch = 1) {
-    v1::CoordinatorMessage message;
-    v1::StartRank& start = *message.mutable_start();
-    *start.mutable_ref()->mutable_fence() = FenceOf(generation, nonce, epoch);
-    start.mutable_ref()->set_rank(rank);
-    start.set_slot(slot);
-    for (int i = 0; i < 4; ++i) start.add_node_ids("n");
-    FromCoordinatorMessage(message);
-  }
-  void Stop(int64_t generation, const std::string& nonce, absl::Duration grace) {
-    v1::CoordinatorMessage message;
-    *message.mutable_stop()->mutable_fence() = FenceOf(generation, nonce);
-    message.mutable_stop()->set_grace_millis(absl::ToInt64Milliseconds(grace));
-    message.mutable_stop()->set_reason("cancelled");
-    FromCoordinatorMessage(message);
-  }
-  void AckRank(uint64_t sequence) {
-    v1::CoordinatorMessage message;
-    message.mutable_rank_ack()->set_sequence(sequence);
-    FromCoordinatorMessage(message);
-  }
-  void AckHeartbeat(uint64_t sequence) {
-    v1::CoordinatorMessage message;
-    message.mutable_heartbeat_ack()->set_sequence(sequence);
-    FromCoordinatorMessage(message);
-  }
-  // Started and attached, connection = rank + 1, pid = 100 + rank.
-  void StartRunning(int64_t generation, const std::string& nonce, int rank, int slot) {
-    Start(generation, nonce, rank, slot);
-    Do(ProcessStarted{{nonce, rank}, 100 + rank});
-    Attach(generation, nonce, rank, 100 + rank, static_cast<uint64_t>(rank) + 1);
-    v1::TrainerMessage running;
-    running.mutable_running();
-    Do(FromTrainer{static_cast<uint64_t>(rank) + 1, running});
-  }
-  void Attach(int64_t generation, const std::string& nonce, int rank, int pid,
-              uint64_t connection) {
-    v1::TrainerMessage message;
-    *message.mutable_hello()->mutable_ref()->mutable_fence() = FenceOf(generation, nonce);
-    message.mutable_hello()->mutable_ref()->set_rank(rank);
-    message.mutable_hello()->set_pid(pid);
-    Do(FromTrainer{connection, message});
-  }
-
-  template <typename Kind>
-  std::vector<Kind> All() const {
-    std::vector<Kind> found;
-    for (const Action& action : actions) {
-      if (const auto* kind = std::get_if<Kind>(&action); kind != nullptr) found.push_back(*kind);
-    }
-    return found;
-  }
-  std::vector<int> Killed() const {
-    std::vector<int> ranks;
-    for (const KillRank& kill : All<KillRank>()) ranks.push_back(kill.key.rank);
-    return ranks;
-  }
-  std::vector<v1::WorkerMessage> Sent(v1::WorkerMessage::KindCase kind) const {
-    std::vector<v1::WorkerMessage> messages;
-    for (const SendToCoordinator& send : All<SendToCoordinator>()) {
-      if (send.message.kind_case() == kind) messages.push_back(send.message);
-    }
-    return messages;
-  }
-  v1::RankReport Reported(int rank) const {
-    v1::RankReport report;
-    for (const v1::WorkerMessage& message : Sent(v1::WorkerMessage::kRank)) {
-      if (message.rank().ref().rank() == rank) report = message.rank();
-    }
-    return report;
-  }
-
-  State state;
-  BootTime now{absl::Hours(1)};
-  Actions actions;
-};
 
 TEST(Agent, HelloIsTheFirstMessageOfASession) {
   Agent agent;
@@ -231,6 +123,57 @@ TEST(Agent, OnlyTheForkedProcessMayAttach) {
   EXPECT_THAT(agent.All<CloseTrainer>(), ::testing::SizeIs(1));
 }
 
+TEST(Agent, ATrainerThatSaysHelloTwiceIsCutOffAndItsExitIsDue) {
+  Agent agent;
+  agent.StartRunning(1, "a", 0, 0);
+  const uint64_t connection = agent.state.connections.begin()->first;
+  agent.Attach(1, "another", 0, 100, connection);
+  EXPECT_THAT(agent.All<CloseTrainer>(), ::testing::SizeIs(1));
+  EXPECT_THAT(agent.state.connections, IsEmpty());
+  agent.After(absl::Seconds(1));
+  EXPECT_THAT(agent.Killed(), ElementsAre(0));
+}
+
+TEST(Agent, ATrainerWhoseReportNobodyCouldTakeIsCutOff) {
+  v1::TrainerMessage step;
+  step.mutable_report()->mutable_bytes_sent_to_peer()->Resize(1 << 17, 1);
+  v1::TrainerMessage address;
+  address.mutable_ready()->set_address(std::string(1 << 17, 'x'));
+  v1::TrainerMessage commit;
+  commit.mutable_committed()->set_content_sha256(std::string(1 << 17, 'x'));
+  for (const v1::TrainerMessage& message : {step, address, commit}) {
+    Agent agent;
+    agent.StartRunning(1, "a", 0, 0);
+    agent.Do(FromTrainer{agent.state.connections.begin()->first, message});
+    EXPECT_THAT(agent.All<CloseTrainer>(), ::testing::SizeIs(1));
+    EXPECT_LT(agent.state.ranks.begin()->second.report.ByteSizeLong(), 1000u);
+    agent.After(absl::Seconds(1));
+    EXPECT_THAT(agent.Killed(), ElementsAre(0));
+  }
+}
+
+TEST(Agent, StartsOfACoordinatorThatAcknowledgesNothingAreBounded) {
+  Agent agent;
+  for (int i = 0; i < 4095; ++i) {
+    Rank& rank = agent.state.ranks[{absl::StrCat("n", i), 0}];
+    rank.report.set_state(v1::RANK_STATE_GONE);
+    rank.acknowledged = true;
+  }
+  for (int i = 0; i < 3; ++i) agent.Start(1, absl::StrCat("m", i), 0, 99);
+  EXPECT_EQ(agent.state.ranks.size(), 4096u);
+}
+
+TEST(Agent, PeersAreForgottenWithTheLastRankHoweverItEnded) {
+  Agent agent;
+  agent.Start(1, "a", 0, 0);
+  v1::CoordinatorMessage message;
+  *message.mutable_peers()->mutable_fence() = agent.FenceOf(1, "a");
+  agent.FromCoordinatorMessage(message);
+  EXPECT_THAT(agent.state.peers, ::testing::SizeIs(1));
+  agent.Do(ProcessLaunchFailed{{"a", 0}, absl::InternalError("no fork")});
+  EXPECT_THAT(agent.state.peers, IsEmpty());
+}
+
 TEST(Agent, AHelloBeforeTheForkIsKnownWaitsForIt) {
   Agent agent;
   agent.Start(1, "a", 0, 0);
@@ -270,13 +213,15 @@ TEST(Agent, AFailedRankTakesItsSiblingsAndNamesTheCulprit) {
   for (int rank = 0; rank < 3; ++rank) agent.StartRunning(1, "a", rank, rank);
   agent.Do(ProcessExited{{"a", 1},
                          {.signal = SIGSEGV, .log_tail = {"last words"}},
-                         {{0, 11, "there"}, {1, 12, "here"}, {2, 10, "behind"}}});
+                         {At(0, 11), At(1, 12), At(2, 10)}});
   EXPECT_THAT(agent.Killed(), ElementsAre(0, 2));
   const v1::RankReport report = agent.Reported(1);
   EXPECT_EQ(report.state(), v1::RANK_STATE_EXITED);
   EXPECT_EQ(report.cause().kind(), v1::CAUSE_KIND_SIGNAL);
   EXPECT_THAT(report.cause().message(), HasSubstr("SIGSEGV"));
   EXPECT_THAT(report.cause().evidence(), HasSubstr("rank 2 is behind, at collective 10 of 12"));
+  EXPECT_THAT(report.cause().evidence(),
+              HasSubstr("rank 1: step 7, backward, layer 3, inside collective 12"));
   EXPECT_THAT(report.cause().log_tail(), ElementsAre("last words"));
   agent.Do(ProcessExited{{"a", 0}, {.signal = SIGKILL}, {}});
   EXPECT_TRUE(agent.Reported(0).signal_sent_by_worker());
@@ -342,21 +287,6 @@ TEST(Agent, CausesFollowTheEvidence) {
   EXPECT_THAT(cause_of({.exit_code = 1}, finished).message(), HasSubstr("rank 3 closed"));
 }
 
-TEST(Agent, StopTerminatesThenKillsAfterTheGrace) {
-  Agent agent;
-  agent.StartRunning(1, "a", 0, 0);
-  agent.Stop(1, "a", absl::Seconds(5));
-  EXPECT_THAT(agent.All<TerminateRank>(), ::testing::SizeIs(1));
-  ASSERT_THAT(agent.All<SendToTrainer>(), ::testing::SizeIs(1));
-  EXPECT_TRUE(agent.All<SendToTrainer>()[0].command.has_stop());
-  EXPECT_EQ(NextWake(agent.state, agent.now),
-            agent.now + absl::Seconds(2));  // a heartbeat comes first
-  agent.After(absl::Milliseconds(4999));
-  EXPECT_THAT(agent.Killed(), IsEmpty());
-  agent.After(absl::Milliseconds(1));
-  EXPECT_THAT(agent.Killed(), ElementsAre(0));
-}
-
 TEST(Agent, StopWithoutGraceKillsAndTheGenerationStaysStopped) {
   Agent agent;
   agent.StartRunning(1, "a", 0, 0);
@@ -392,6 +322,7 @@ TEST(Agent, WhatIsNotProvenGoneWithinTheBoundIsQuarantined) {
   EXPECT_THAT(agent.All<LaunchRank>(), IsEmpty());
   agent.Do(ProcessExited{{"a", 0}, {.signal = SIGKILL}, {}});
   agent.Do(ProcessGone{{"a", 0}});
+  EXPECT_THAT(agent.All<NodeEvent>().at(0).text, HasSubstr("slot 0 is out of quarantine"));
   EXPECT_FALSE(agent.Reported(0).quarantined());
   EXPECT_EQ(agent.Reported(0).state(), v1::RANK_STATE_GONE);
 }
@@ -411,6 +342,36 @@ TEST(Agent, TheAutonomyCountsFromTheSendTimeOfTheLastAcknowledgedHeartbeat) {
   EXPECT_LE(NextWake(agent.state, agent.now), sent + agent.state.timing.autonomy);
   agent.After(absl::Milliseconds(1));
   EXPECT_THAT(agent.Killed(), ElementsAre(0));
+}
+
+TEST(Agent, ARankWhoseStartNeverCameIsGoneOnceItIsStopped) {
+  Agent agent;
+  agent.StartRunning(1, "a", 0, 0);
+  agent.Stop(1, "a", absl::Seconds(5), {{0, 0}, {1, 2}});
+  const v1::RankReport report = agent.Reported(1);
+  EXPECT_EQ(report.state(), v1::RANK_STATE_GONE);
+  EXPECT_EQ(report.slot(), 2);
+  EXPECT_EQ(report.ref().fence().nonce(), "a");
+  EXPECT_THAT(report.cause().message(), HasSubstr("had not started"));
+  EXPECT_EQ(agent.state.ranks.at(RankKey{"a", 0}).report.state(), v1::RANK_STATE_RUNNING);
+  agent.AckAll();
+  EXPECT_EQ(agent.state.ranks.size(), 1u);
+}
+
+TEST(Agent, NothingStartsPastTheDeadline) {
+  Agent agent;
+  agent.Do(SessionClosed{agent.state.session, "cut"});
+  agent.After(absl::Seconds(1));
+  agent.now = agent.now + agent.state.timing.autonomy;  // its hello is answered late
+  v1::CoordinatorMessage answer;
+  answer.mutable_hello_ack()->set_epoch(1);
+  agent.FromCoordinatorMessage(answer);
+  agent.Start(1, "a", 0, 0);
+  EXPECT_THAT(agent.All<LaunchRank>(), IsEmpty());
+  agent.After(agent.state.timing.heartbeat);
+  agent.AckHeartbeat(agent.Sent(v1::WorkerMessage::kHeartbeat).at(0).sequence());
+  agent.Start(1, "a", 0, 0);
+  EXPECT_THAT(agent.All<LaunchRank>(), ::testing::SizeIs(1));
 }
 
 TEST(Agent, AfterAPauseTheDeadlineIsTheFirstAct) {
@@ -497,6 +458,70 @@ TEST(Agent, ASilentCoordinatorIsLeftAndDialledAgain) {
   EXPECT_THAT(agent.All<CloseSession>(), ::testing::SizeIs(1));
   agent.After(absl::Seconds(5));
   EXPECT_THAT(agent.All<OpenSession>(), ::testing::SizeIs(1));
+}
+
+TEST(Agent, AnExitOfItsOwnIsTheCauseThoughAKillWasOnItsWay) {
+  Agent agent;
+  agent.StartRunning(1, "a", 0, 0);
+  agent.StartRunning(1, "a", 1, 1);
+  agent.Do(ProcessExited{{"a", 1}, {.signal = SIGSEGV}, {}});
+  ASSERT_THAT(agent.Killed(), ElementsAre(0));
+  agent.Do(ProcessExited{{"a", 0}, {.exit_code = 7}, {}});
+  EXPECT_EQ(agent.Reported(0).cause().kind(), v1::CAUSE_KIND_EXIT_CODE);
+  EXPECT_THAT(agent.Reported(0).cause().message(), HasSubstr("exit code 7"));
+}
+
+// A trainer holds itself to its worker's deadline: the node's failure, whoever was first.
+TEST(Agent, LeavingAtTheWorkersDeadlineIsTheNodesFailure) {
+  Agent agent;
+  agent.StartRunning(1, "a", 0, 0);
+  agent.StartRunning(1, "a", 1, 1);
+  agent.Finish(0, absl::StatusCode::kAborted);
+  agent.Do(ProcessExited{{"a", 0}, {.exit_code = 1}, {}});
+  EXPECT_EQ(agent.Reported(0).cause().kind(), v1::CAUSE_KIND_NODE_LOST);
+
+  Agent paused;
+  paused.StartRunning(1, "a", 0, 0);
+  paused.now = paused.now + absl::Hours(1);
+  paused.Do(ProcessExited{{"a", 0}, {.exit_code = 1}, {}});
+  EXPECT_THAT(paused.Killed(), ElementsAre(0));
+  const v1::RankReport& report = paused.state.ranks.at({"a", 0}).report;
+  EXPECT_EQ(report.cause().kind(), v1::CAUSE_KIND_NODE_LOST);
+  EXPECT_EQ(report.exit_code(), 1);
+}
+
+TEST(Agent, ATrainerThatReportsItsEndAndStaysIsKilled) {
+  Agent agent;
+  agent.StartRunning(1, "a", 0, 0);
+  agent.Finish(0, absl::StatusCode::kOk);
+  agent.Do(TrainerClosed{1});
+  agent.After(agent.state.timing.kill_bound - absl::Milliseconds(1));
+  EXPECT_THAT(agent.Killed(), IsEmpty());
+  agent.After(absl::Milliseconds(1));
+  EXPECT_THAT(agent.Killed(), ElementsAre(0));
+}
+
+TEST(Agent, NewestGenerationsAreToldUntilTheJobsLogsAreDeleted) {
+  Agent agent;
+  agent.state.newest_generation = {{"other", 9}};
+  agent.StartRunning(5, "a", 0, 0);
+  agent.Stop(5, "a", absl::ZeroDuration());
+  agent.Do(JobLogsDeleted{"job"});  // its rank is still known
+  agent.Do(SessionClosed{agent.state.session, "cut"});
+  agent.After(absl::Seconds(1));
+  const v1::Hello hello = agent.Sent(v1::WorkerMessage::kHello).at(0).hello();
+  EXPECT_THAT(
+      hello.newest_generations(),
+      ::testing::UnorderedElementsAre(::testing::Pair("other", 9), ::testing::Pair("job", 5)));
+  agent.Connect();
+  agent.Do(ProcessExited{{"a", 0}, {.signal = SIGKILL}, {}});
+  agent.Do(ProcessGone{{"a", 0}});
+  agent.AckAll();
+  ASSERT_THAT(agent.state.ranks, IsEmpty());
+  agent.Do(JobLogsDeleted{"job"});
+  agent.Do(JobLogsDeleted{"other"});
+  EXPECT_THAT(agent.state.newest_generation, IsEmpty());
+  EXPECT_THAT(agent.state.stopped_generation, IsEmpty());
 }
 
 TEST(Agent, ShutdownKillsAndWaitsForProofAndAcknowledgement) {

@@ -46,14 +46,34 @@ TEST_F(JournalTest, KeepsWhatIsNotGone) {
   EXPECT_EQ(journal->generations().at("other"), 9);
 }
 
-TEST_F(JournalTest, CompactForgetsEntriesAndKeepsGenerations) {
+TEST_F(JournalTest, NumbersTheStartsOfItsFolder) {
+  std::string state_id;
+  for (int64_t start = 1; start <= 3; ++start) {
+    absl::StatusOr<Journal> journal = Journal::Open(dir_);
+    ASSERT_TRUE(journal.ok()) << journal.status();
+    EXPECT_EQ(journal->start_number(), start);
+    if (start == 1) state_id = journal->state_id();
+    EXPECT_EQ(journal->state_id(), state_id);
+    if (start == 2) {
+      EXPECT_TRUE(journal->Forget().ok());  // rewrites the file
+    }
+  }
+  EXPECT_FALSE(state_id.empty());
+  std::filesystem::remove(dir_ + "/journal");
+  EXPECT_NE(Journal::Open(dir_)->state_id(), state_id);
+}
+
+TEST_F(JournalTest, ForgetDropsEntriesAndKeepsTheGenerationsAsked) {
   {
     absl::StatusOr<Journal> journal = Journal::Open(dir_);
     ASSERT_TRUE(journal->AppendStart({{"n1", 0}, "job", 3, "/cg/a"}).ok());
+    ASSERT_TRUE(journal->AppendFence("long-gone", 8).ok());
   }
   {
     absl::StatusOr<Journal> journal = Journal::Open(dir_);
-    ASSERT_TRUE(journal->Compact().ok());
+    ASSERT_TRUE(journal->Forget().ok());
+    EXPECT_EQ(journal->generations().at("long-gone"), 8);
+    ASSERT_TRUE(journal->Forget({{"job"}}).ok());
     ASSERT_TRUE(journal->AppendStart({{"n2", 0}, "job2", 1, ""}).ok());
   }
   absl::StatusOr<Journal> journal = Journal::Open(dir_);
@@ -61,6 +81,30 @@ TEST_F(JournalTest, CompactForgetsEntriesAndKeepsGenerations) {
   ASSERT_EQ(journal->entries().size(), 1u);
   EXPECT_EQ(journal->entries()[0].job, "job2");
   EXPECT_EQ(journal->generations().at("job"), 3);
+  EXPECT_FALSE(journal->generations().contains("long-gone"));
+}
+
+TEST_F(JournalTest, ALongLifeDoesNotMakeALongJournal) {
+  const std::string cgroup(40000, 'c');  // 1 MiB within few appends, each of which is synced
+  {
+    absl::StatusOr<Journal> journal = Journal::Open(dir_);
+    ASSERT_TRUE(journal->AppendStart({{"alive", 0}, "job", 3, "/cg/a"}).ok());
+    ASSERT_TRUE(journal->AppendPid({"alive", 0}, {4711, 99}).ok());
+    for (int i = 0; i < 30; ++i) {
+      ASSERT_TRUE(journal->AppendStart({{absl::StrCat("n", i), 0}, "job", 4 + i, cgroup}).ok());
+      ASSERT_TRUE(journal->AppendGone({absl::StrCat("n", i), 0}).ok());
+    }
+    EXPECT_LT(std::filesystem::file_size(dir_ + "/journal"), 1u << 20);
+    ASSERT_TRUE(journal->AppendStart({{"last", 1}, "job", 34, ""}).ok());
+  }
+  absl::StatusOr<Journal> journal = Journal::Open(dir_);
+  ASSERT_TRUE(journal.ok()) << journal.status();
+  ASSERT_EQ(journal->entries().size(), 2u);
+  EXPECT_EQ(journal->entries()[0].key, (RankKey{"alive", 0}));
+  EXPECT_EQ(journal->entries()[0].cgroup, "/cg/a");
+  EXPECT_EQ(journal->entries()[0].process, (ProcessId{4711, 99}));
+  EXPECT_EQ(journal->entries()[1].key, (RankKey{"last", 1}));
+  EXPECT_EQ(journal->generations().at("job"), 34);
 }
 
 TEST_F(JournalTest, ATornLastLineIsDroppedAndNothingIsGluedToIt) {
@@ -77,8 +121,12 @@ TEST_F(JournalTest, ATornLastLineIsDroppedAndNothingIsGluedToIt) {
 }
 
 TEST_F(JournalTest, GarbageIsDataLoss) {
-  AppendRaw("start job one n1 0 -\n");
-  EXPECT_EQ(Journal::Open(dir_).status().code(), absl::StatusCode::kDataLoss);
+  for (const char* line : {"start job one n1 0 -", "start job 1 n1 -1 -", "pid n1 0 -4 7 boot",
+                           "pid n1 -2 4 7 boot", "gone n1 -1", "opened n1 0"}) {
+    std::filesystem::remove(dir_ + "/journal");
+    AppendRaw(absl::StrCat(line, "\n"));
+    EXPECT_EQ(Journal::Open(dir_).status().code(), absl::StatusCode::kDataLoss) << line;
+  }
 }
 
 // A file size limit stands for the full disk: the write is cut short, then refused.
