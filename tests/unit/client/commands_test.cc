@@ -12,7 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/report.h"
 #include "common/errors/rpc_error.h"
-#include "tests/unit/client/fake_coordinator.h"
+#include "tests/unit/client/console_test.h"
 
 namespace upipe::client {
 namespace {
@@ -50,25 +50,11 @@ v1::WatchResponse Step(int64_t step, double loss) {
   return message;
 }
 
-class CommandsTest : public testing::Test {
+class CommandsTest : public ConsoleTest {
  protected:
   std::string Sample() {
     return absl::StrCat(std::getenv("UPIPE_SOURCE_DIR"), "/deploy/samples/demo.yaml");
   }
-
-  FakeCoordinator coordinator_;
-  ManualClock clock_;
-  std::ostringstream out_, err_;
-  std::vector<absl::Duration> pauses_;
-  Console console_{coordinator_,
-                   out_,
-                   err_,
-                   clock_,
-                   [this](absl::Duration d) {
-                     pauses_.push_back(d);
-                     clock_.now += d;
-                   },
-                   std::nullopt};
 };
 
 TEST_F(CommandsTest, SubmitChecksTheFileBeforeAskingAnyone) {
