@@ -45,7 +45,7 @@ struct ProcessLaunchFailed {
   RankKey key;
   absl::Status status;
 };  // proven: nothing of it is left
-// `positions`: of every rank of the attempt on this worker, read before anything is killed.
+// `positions`: of every rank of the attempt on this worker, read before anything else is killed.
 struct ProcessExited {
   RankKey key;
   ProcessExit exit;

@@ -22,7 +22,7 @@ void FakeLauncher::Launch(LaunchSpec spec) {
 void FakeLauncher::Exit(const RankKey& key, ProcessExit exit) {
   const auto found = live_.find(key);
   if (found == live_.end() || std::exchange(found->second.ended, true)) return;
-  due_.push_back(TreeExited{key, std::move(exit)});
+  due_.push_back(TreeExited{key, std::move(exit), ReadPositions(key.nonce)});
   due_.push_back(TreeGone{key});
 }
 

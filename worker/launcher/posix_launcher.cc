@@ -358,6 +358,7 @@ void PosixLauncher::Reap(Tree& tree) {
       info.si_pid == 0)
     return;
   tree.reaped = true;
+  std::vector<v1::RankPosition> positions = ReadPositions(tree.key.nonce);
   SendKill(tree);
   ProcessExit exit;
   if (info.si_code == CLD_EXITED) {
@@ -376,7 +377,7 @@ void PosixLauncher::Reap(Tree& tree) {
   exit.oom_counters_known = after.memory_events >= 0 || after.v1_control >= 0 || after.machine >= 0;
   exit.log_tail = recorder_.FinishLog(tree.key, kDrainPatience);
   Failpoint(failpoints::kWorkerReaped).IgnoreError();
-  Emit(TreeExited{tree.key, std::move(exit)});
+  Emit(TreeExited{tree.key, std::move(exit), std::move(positions)});
 }
 
 std::set<int> PosixLauncher::FirstProcesses() const {

@@ -32,9 +32,11 @@ struct TreeLaunchFailed {
   RankKey key;
   absl::Status status;
 };
+// `positions`: ReadPositions of the attempt, read before anything is killed on account of this exit.
 struct TreeExited {
   RankKey key;
   ProcessExit exit;
+  std::vector<v1::RankPosition> positions;
 };
 struct TreeGone {
   RankKey key;

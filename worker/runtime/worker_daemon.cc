@@ -264,7 +264,8 @@ void Daemon::OnLaunchEvent(LaunchEvent event) {
                               return ProcessLaunchFailed{kind.key, kind.status};
                             },
                             [](TreeExited& kind) -> Event {
-                              return ProcessExited{kind.key, std::move(kind.exit), {}};
+                              return ProcessExited{kind.key, std::move(kind.exit),
+                                                   std::move(kind.positions)};
                             },
                             [](TreeGone& kind) -> Event { return ProcessGone{kind.key}; }},
                  event));
@@ -288,10 +289,6 @@ absl::Status Daemon::Run() {
 }
 
 void Daemon::Handle(Event event) {
-  // All positions are read before anything decided on this exit is killed.
-  if (auto* exited = std::get_if<ProcessExited>(&event); exited != nullptr) {
-    exited->positions = launcher_->ReadPositions(exited->key.nonce);
-  }
   if (std::holds_alternative<FromCoordinator>(event))
     Failpoint(failpoints::kWorkerOrder).IgnoreError();
   // The first act after a pause is the deadline: it is looked at with whatever comes first.

@@ -18,11 +18,7 @@ class LauncherContract : public ::testing::TestWithParam<Kind> {
     if (GetParam() == Kind::kCgroup2 && !FindWritableCgroup2().has_value())
       GTEST_SKIP() << "no writable cgroup2";
     dir_ = MakeTestFolder();
-    const auto sink = [this](LaunchEvent event) {
-      if (const auto* exited = std::get_if<TreeExited>(&event); exited != nullptr)
-        at_exit_ = launcher_->ReadPositions(exited->key.nonce);
-      record_.Add(std::move(event));
-    };
+    const auto sink = [this](LaunchEvent event) { record_.Add(std::move(event)); };
     if (GetParam() == Kind::kFake) {
       auto fake = std::make_unique<FakeLauncher>(sink);
       fake_ = fake.get();
@@ -67,7 +63,6 @@ class LauncherContract : public ::testing::TestWithParam<Kind> {
   std::string dir_;
   RankRecorder recorder_;
   EventRecord record_;
-  std::vector<v1::RankPosition> at_exit_;  // read when the last exit was told
   FakeLauncher* fake_ = nullptr;
   std::unique_ptr<ProcessLauncher> launcher_;
   const RankKey key_{RandomNonce(), 0};
@@ -139,18 +134,27 @@ TEST_P(LauncherContract, PositionsOfTheAttemptOnly) {
   EXPECT_TRUE(record_.Wait<TreeGone>(other).has_value());
 }
 
-TEST_P(LauncherContract, ThePositionOutlivesTheProcessUntilItsProof) {
+TEST_P(LauncherContract, AnExitTellsThePositionsHoweverLateItIsRead) {
+  const RankKey peer{key_.nonce, 1};
   const int pid = Launch(key_, "hang");
   ASSERT_NE(pid, 0);
   if (fake_ == nullptr) {
     kill(pid, SIGSTOP);
     EXPECT_EQ(launcher_->ReadPositions(key_.nonce).at(0).collective(), 42);
   }
-  launcher_->Kill(key_);
-  Pump();
-  ASSERT_TRUE(record_.Wait<TreeGone>(key_).has_value());
-  ASSERT_EQ(at_exit_.size(), 1u);
-  EXPECT_EQ(at_exit_[0].collective(), 42);
+  ASSERT_NE(Launch(peer, "hang"), 0);
+  for (const RankKey& key : {key_, peer}) {
+    launcher_->Kill(key);
+    Pump();
+    ASSERT_TRUE(record_.Wait<TreeGone>(key).has_value());
+  }
+  const auto first = record_.Wait<TreeExited>(key_);
+  ASSERT_EQ(first->positions.size(), 2u);
+  EXPECT_EQ(first->positions[0].collective(), 42);
+  EXPECT_EQ(first->positions[1].rank(), 1);
+  const auto last = record_.Wait<TreeExited>(peer);
+  ASSERT_EQ(last->positions.size(), 1u);
+  EXPECT_EQ(last->positions[0].collective(), 42);
   EXPECT_THAT(launcher_->ReadPositions(key_.nonce), ::testing::IsEmpty());
 }
 
