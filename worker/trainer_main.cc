@@ -288,7 +288,8 @@ class Trainer {
     const std::unique_ptr<checkpoint::Writer> writer = MakeWriter(assignment, watch);
     orders_.SetWriter(writer.get());
     const absl::Status status = Train(assignment, peers, **comm, *device, writer.get(), watch);
-    if (status.ok() && committed_step_ > 0) orders_.AwaitRetain(committed_step_);
+    const int64_t newest = std::max(committed_step_.load(), peers.resume().step());
+    if (status.ok() && folder_ && rank == 0 && newest > 0) orders_.AwaitRetain(newest);
     orders_.SetWriter(nullptr);
     UPIPE_RETURN_IF_ERROR(watch.status());
     peer_failure_ = IsPeerFailure(status);

@@ -400,6 +400,7 @@ void Turn::LoseNode(Node& node, const std::string& message) {
 // What `only` (or every worker) should have been told about a job and may have missed.
 void Turn::ResendJob(const Job& job, const Node* only) {
   if (job.record.state() == v1::JOB_STATE_STOPPING) return SendStops(job);
+  if (job.record.state() == v1::JOB_STATE_RUNNING) return SendRetain(job, only);
   if (job.record.state() != v1::JOB_STATE_STARTING) return;
   std::set<std::string> meeting;
   for (int r = 0; r < job.attempt->record.ranks_size(); ++r) {
@@ -411,6 +412,7 @@ void Turn::ResendJob(const Job& job, const Node* only) {
   }
   if (!job.attempt->peers_sent) return;
   for (const std::string& worker : meeting) SendPeers(job, *FindNode(worker));
+  SendRetain(job, only);
 }
 
 void Turn::ResendAll() {

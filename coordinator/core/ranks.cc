@@ -348,9 +348,11 @@ void Turn::NoteLateFailure(Job& job, const v1::RankReport& report) {
 
 bool Turn::TookTheLastStep(const Job& job, int rank) {
   const v1::AttemptRecord& attempt = job.attempt->record;
-  return attempt.resume_decided() &&
-         std::max(attempt.ranks(rank).last_report().step(), attempt.resume().step()) >=
-             job.record.spec().train().steps();
+  const int64_t steps = job.record.spec().train().steps();
+  // What a rank tells holds even where a restored store does not know that the ranks have met.
+  const v1::RankRecord& record = attempt.ranks(rank);
+  return (record.has_last_report() && record.last_report().step() >= steps) ||
+         (attempt.resume_decided() && attempt.resume().step() >= steps);
 }
 
 // With code 0, which is fine only after the last step.

@@ -165,18 +165,22 @@ void Turn::NoteCommit(Job& job, const v1::CheckpointRef& commit) {
   ++state_.tally.commits;
   Fired(Row::kCheckpointCommitted);
   Dirty(job);
-  SendRetain(job);
+  SendRetain(job, nullptr);
 }
 
-// Older files go only on this order, and only by the generation that lives.
-void Turn::SendRetain(const Job& job) {
-  const v1::RankRecord& rank = job.attempt->record.ranks(0);
+// Older files go only on this order, and only by the generation that lives. At its start it is for
+// what it goes on from: the order to the generation before may have died with it.
+void Turn::SendRetain(const Job& job, const Node* only) {
+  const v1::AttemptRecord& attempt = job.attempt->record;
+  const v1::RankRecord& rank = attempt.ranks(0);
   const Node* node = FindNode(rank.worker());
-  if (node == nullptr || rank.state() >= v1::RANK_STATE_EXITED) return;
+  if (node == nullptr || (only != nullptr && node != only)) return;
+  if (rank.state() >= v1::RANK_STATE_EXITED) return;
+  if (!attempt.has_last_commit() && !attempt.has_resume()) return;
   v1::CoordinatorMessage message;
   v1::RetainCheckpoints& retain = *message.mutable_retain();
   *retain.mutable_fence() = FenceOf(job);
-  *retain.mutable_newest() = job.attempt->record.last_commit();
+  *retain.mutable_newest() = attempt.has_last_commit() ? attempt.last_commit() : attempt.resume();
   retain.set_keep(job.record.spec().checkpoint().keep());
   Send(*node, std::move(message));
 }

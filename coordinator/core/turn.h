@@ -124,7 +124,7 @@ class Turn {
   bool CheckPlanHashes(Job& job);
   bool DecideResume(Job& job);
   void NoteCommit(Job& job, const v1::CheckpointRef& commit);
-  void SendRetain(const Job& job);
+  void SendRetain(const Job& job, const Node* only);
   void SendStart(const Job& job, int rank);
   void SendPeers(const Job& job, const Node& node);
   v1::Fence FenceOf(const Job& job) const;

@@ -6,7 +6,12 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
 #include "absl/strings/str_cat.h"
+#include "common/failpoint.h"
 #include "tests/support/cluster/cluster.h"
 
 namespace upipe {
@@ -108,6 +113,31 @@ TEST_F(KillTest, CoordinatorKilledAndRestartedAdoptsTheRunningJob) {
   });
   EXPECT_EQ(cluster_.Upipe({"wait", job}, absl::Seconds(120)).exit_code, 0);
   EXPECT_EQ(cluster_.Describe(job).value("generation", ""), "1");
+  ExpectNothingLeft(job);
+}
+
+// The generation after it has nothing left to commit, and tidies up all the same.
+TEST_F(KillTest, KilledBesideTheLastCheckpointNoMoreThanKeepStay) {
+  const std::string failpoint = cluster_.folder() + "/failpoint";
+  std::ofstream(failpoint) << failpoints::kCheckpointRetain << ":kill:2";
+  setenv("UPIPE_FAILPOINT_FILE", failpoint.c_str(), 1);
+  Start();
+  const std::string folder = cluster_.folder() + "/checkpoints";
+  const std::string file = cluster_.JobFile(
+      "job", 4, 200, absl::StrCat("checkpoint: {path: ", folder, ", every_steps: 100, keep: 1}\n"));
+  const CommandResult result = cluster_.Upipe({"submit", file, "-o", "json"});
+  ASSERT_EQ(result.exit_code, 0) << result.errors;
+  const std::string job = nlohmann::json::parse(result.output).value("id", "");
+  EXPECT_EQ(cluster_.Upipe({"wait", job}, absl::Seconds(60)).exit_code, 0);
+  unsetenv("UPIPE_FAILPOINT_FILE");
+  EXPECT_FALSE(std::filesystem::exists(failpoint)) << "nobody was killed";
+  EXPECT_EQ(cluster_.Describe(job).value("generation", ""), "2");
+  std::vector<std::string> steps;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder)) {
+    if (entry.is_directory() && entry.path().filename().string()[0] == 's')
+      steps.push_back(entry.path().filename());
+  }
+  EXPECT_THAT(steps, ::testing::ElementsAre("s200"));
   ExpectNothingLeft(job);
 }
 

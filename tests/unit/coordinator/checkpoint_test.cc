@@ -106,6 +106,26 @@ TEST_F(Resumed, WhatIsResumedFromIsTheNewestCommit) {
   EXPECT_EQ(GetJob(core_.state(), "j")->last_commit().step(), 6);
 }
 
+// The order to the generation before may have died with it, and this one may commit nothing more.
+TEST_F(Resumed, WhatIsResumedFromOrdersRetention) {
+  SecondStart();
+  for (int r = 3; r > 0; --r) Ready(r);
+  EXPECT_TRUE(core_.Sent(SessionOf(0), v1::CoordinatorMessage::kRetain).empty());
+  Ready(0, committed_);
+  const auto retain = core_.Sent(SessionOf(0), v1::CoordinatorMessage::kRetain);
+  ASSERT_EQ(retain.size(), 1u);
+  EXPECT_EQ(retain[0].retain().fence().generation(), 2);
+  EXPECT_EQ(retain[0].retain().newest().step(), committed_.step());
+  EXPECT_EQ(retain[0].retain().newest().generation(), committed_.generation());
+  EXPECT_EQ(retain[0].retain().keep(), 2);
+}
+
+TEST_F(Resumed, WithoutACheckpointThereIsNothingToRetain) {
+  SecondStart();
+  for (int r = 3; r >= 0; --r) Ready(r);
+  EXPECT_TRUE(core_.Sent(SessionOf(0), v1::CoordinatorMessage::kRetain).empty());
+}
+
 TEST_F(Resumed, AJobThatWasCompleteNeedsNoFurtherStep) {
   SecondStart();
   committed_.set_step(10);

@@ -296,6 +296,16 @@ TEST_F(JobStates, ExitZeroBeforeTheRanksMetIsAFailure) {
   EXPECT_EQ(core_.job("j").record.intent(), v1::STOP_INTENT_RESTART);
 }
 
+// A store restored from a backup of the start does not know that they met.
+TEST_F(JobStates, ExitZeroAfterTheLastStepIsNoneWhateverTheStoreKnows) {
+  Starting();
+  v1::RankReport report = Exit(0, v1::RANK_STATE_EXITED, 0);
+  report.mutable_last_step()->set_step(10);  // of fewer
+  Tell(report);
+  EXPECT_EQ(core_.JobStateOf("j"), v1::JOB_STATE_STARTING);
+  EXPECT_FALSE(core_.job("j").attempt->record.ranks(0).left_early());
+}
+
 TEST_F(JobStates, CancelBeforePlacementEndsAtOnce) {
   Workers();
   Submit(4);
