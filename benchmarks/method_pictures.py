@@ -1,6 +1,6 @@
 """Pictures of benchmarks/results/methods.json as SVG files: pure functions from the report to text.
 
-Colours are those of the report page (tools/report/page_style.h), light and dark in one file. Shapes tell their numbers
+Colours are those of all pictures (common/chart/palette.h), light and dark in one file. Shapes tell their numbers
 on hover.
 """
 
@@ -8,7 +8,7 @@ import math
 import os
 import re
 
-STYLE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "tools", "report", "page_style.h")
+STYLE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "common", "chart", "palette.h")
 WIDTH = 860
 NAMES = 130  # left of what is drawn
 VALUES = 110  # right of it

@@ -14,7 +14,7 @@ import sys
 import method_pictures
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-DOCUMENTS = [os.path.join(ROOT, "docs", "performance.md"), os.path.join(ROOT, "README.md")]
+DOCUMENTS = [os.path.join(ROOT, *path) for path in (("docs", "performance.md"), ("docs", "planning.md"), ("README.md",))]
 PICTURES = os.path.join(ROOT, "docs", "pictures")
 RESULTS = os.path.join(ROOT, "benchmarks", "results")
 TABLE = re.compile(r"(<!-- table (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
@@ -297,12 +297,29 @@ def kill_soak(report):
     return text + "each with the bits of an undisturbed run.\n"
 
 
+def plans(report):
+    rows = []
+    for row in report["beyond"]:
+        split = f"{row['method']}, {row['mesh']}" + (f", U {row['heads_per_stage']}" if row["heads_per_stage"] else "")
+        cells = [f"{row['model']} on {row['ranks']}", f"{row['context'] // 2**20}M", split, row["policy"]]
+        cells += [f"{row['device_bytes'] / 2**30:.1f}", f"{row['host_bytes'] / 2**30:,.0f}"]
+        rows.append([*cells, f"{row['step_seconds'] / 3600:.1f}", f"{row['tokens_per_second_per_rank']:.1f}"])
+    head = ["model on devices", "context, tokens", "split", "policy", "device, GiB", "host per node, GiB"]
+    search, named = report["search"], report["named"]
+    return table([*head, "step, hours", "tokens/s per rank"], rows) + (
+        f"\nBytes are for attention kernel \"{report['beyond'][0]['attention_kernel']}\". Planning here: a search at 5M tokens "
+        f"of llama3-8b on 8 took {search['planning_seconds']:.1f} s ({search['planning_cpu_seconds']:.1f} s of CPU, "
+        f"{search['points_priced']:,} points priced), the same plan with everything named {named['planning_seconds']:.1f} s.\n"
+    )
+
+
 # Table: the results it is made of, and how.
 TABLES = {
     "attention": ("kernels", attention),
     "step": ("step", step),
     "profile": ("step", profile),
     "peer": ("peer", peer),
+    "plans": ("plans", plans),
     "overlap": ("overlap", overlap),
     "coordinator": ("coordinator", coordinator),
     "kill_soak": ("kill_soak", kill_soak),

@@ -67,6 +67,8 @@ CommandLine::Parts::Parts(Surroundings given) : surroundings(std::move(given)) {
   AddLocal();
   AddSibling("run", "Train a job in one process, ranks as threads, without daemons");
   AddSibling("plan", "What a job would take: peak bytes by category, traffic, FLOPs");
+  AddSibling("selfcheck", "Compare a job's ranks with one of them alone over a few short steps");
+  AddSibling("calibrate", "Measure this node into a device description that plans are timed by");
   AddSibling("data", "Pack text into token shards; entropy of a corpus");
   AddCompletion();
 }

@@ -1,5 +1,5 @@
 // upipe: the command line. Reads the arguments and the environment, then calls one command; `run`,
-// `plan` and `data` are programs of their own beside this one.
+// `plan`, `calibrate`, `data` and `verify` are programs of their own beside this one.
 #include <sys/ioctl.h>
 #include <unistd.h>
 

@@ -6,6 +6,13 @@
 
 namespace upipe::engine {
 
+std::string NameOf(const Moment& moment) {
+  std::string name = NameOf(moment.pass);
+  if (moment.layer >= 0) absl::StrAppend(&name, " layer ", moment.layer);
+  if (moment.stage >= 0) absl::StrAppend(&name, " stage ", moment.stage);
+  return name;
+}
+
 RankStreams RankStreams::Create(kernels::Device& device, int rank) {
   const auto create = [&](const char* name) {
     return device.CreateStream(absl::StrCat(name, rank));
@@ -62,11 +69,10 @@ absl::Status RankContext::Settle() const {
 }
 
 void RankContext::Mark(int64_t step, StepPass pass, int layer, int stage) const {
-  std::string moment = NameOf(pass);
-  if (layer >= 0) absl::StrAppend(&moment, " layer ", layer);
-  if (stage >= 0) absl::StrAppend(&moment, " stage ", stage);
-  params_.device.host_allocator().set_moment(moment);
-  params_.device.allocator().set_moment(std::move(moment));
+  const Moment moment = {pass, layer, stage};
+  if (params_.observer != nullptr) params_.observer->Begin(moment);
+  params_.device.host_allocator().set_moment(NameOf(moment));
+  params_.device.allocator().set_moment(NameOf(moment));
   if (params_.position == nullptr) return;
   stream_->Submit([page = params_.position, step, pass, layer, stage](kernels::ExecContext&) {
     page->step.store(step, std::memory_order_relaxed);

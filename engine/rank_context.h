@@ -28,11 +28,29 @@ struct RankStreams {
   static RankStreams Create(kernels::Device& device, int rank);
 };
 
+// Where a step is; -1 = in no layer, in no stage.
+struct Moment {
+  StepPass pass = StepPass::kIdle;
+  int layer = -1;
+  int stage = -1;
+  bool operator==(const Moment&) const = default;
+};
+// "backward layer 3 stage 1".
+std::string NameOf(const Moment& moment);
+
+// Is told of every moment as it begins, in host order: what cuts a dry run into a timeline.
+class MomentObserver {
+ public:
+  virtual ~MomentObserver() = default;
+  virtual void Begin(const Moment& moment) = 0;
+};
+
 struct RankContextParams {
   kernels::Device& device;
   const RankStreams& streams;
   comm::Communicator& comm;
   PositionPage* position = nullptr;
+  MomentObserver* observer = nullptr;
   // fp32 or bf16: gathered weights, layer inputs, queries, keys, values, attention outputs and
   // their gradients, MLP tiles, and all that ranks exchange of these. Everything else is fp32:
   // master weights, gradients of weights, moments, logits, log-sum-exps, sums.

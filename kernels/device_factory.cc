@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
 #include "kernels/cpu/cpu_op_table.h"
+#include "kernels/dry/cuda_stand_in.h"
 #include "kernels/host/host_device.h"
 #include "kernels/reference/reference_op_table.h"
 
@@ -19,7 +20,8 @@ absl::StatusOr<std::unique_ptr<OpTable>> CreateOpTable(const std::string& backen
   if (backend == "cpu") return CreateCpuOpTable(num_threads);
   if (backend == "reference") return CreateReferenceOpTable();
   if (backend == "cuda") {
-    return absl::FailedPreconditionError("this version has no CUDA backend; use cpu");
+    return absl::FailedPreconditionError(
+        "this version has no CUDA backend: it plans jobs for cuda and does not run them; use cpu");
   }
   return absl::InvalidArgumentError(
       absl::StrCat("unknown backend \"", backend, "\"; there are cpu, reference and cuda"));
@@ -42,7 +44,21 @@ absl::StatusOr<std::unique_ptr<Device>> CreateDevice(const DeviceOptions& option
                             std::move(ops));
 }
 
-absl::StatusOr<std::unique_ptr<DryDevice>> CreateDryDevice(const std::string& backend) {
+absl::Status CheckBackend(const std::string& backend) {
+  return CreateOpTable(backend, /*num_threads=*/0).status();
+}
+
+absl::StatusOr<std::unique_ptr<DryDevice>> CreateDryDevice(const std::string& backend,
+                                                           const std::string& attention_kernel) {
+  if (backend == "cuda") {
+    UPIPE_ASSIGN_OR_RETURN(std::unique_ptr<OpTable> cuda, CreateCudaStandIn(attention_kernel));
+    return std::make_unique<DryDevice>(backend, std::move(cuda), CreateCpuOpTable(0));
+  }
+  if (attention_kernel != kOwnAttention) {
+    return absl::InvalidArgumentError(absl::StrCat("unknown attention kernel \"", attention_kernel,
+                                                   "\" of backend ", backend, "; there is ",
+                                                   kOwnAttention));
+  }
   UPIPE_ASSIGN_OR_RETURN(std::unique_ptr<OpTable> ops, CreateOpTable(backend, /*num_threads=*/0));
   return std::make_unique<DryDevice>(backend, std::move(ops));
 }

@@ -30,7 +30,13 @@ struct DeviceOptions {
 // lacks, ResourceExhausted when an arena cannot be mapped.
 absl::StatusOr<std::unique_ptr<Device>> CreateDevice(const DeviceOptions& options);
 
-// The dry device standing in for `backend`; same errors.
-absl::StatusOr<std::unique_ptr<DryDevice>> CreateDryDevice(const std::string& backend);
+// The same errors about the backend alone, without making anything.
+absl::Status CheckBackend(const std::string& backend);
+
+// The dry device standing in for `backend`, cuda included, whose ops on host memory are the cpu
+// backend's. InvalidArgument for an unknown backend, or an attention kernel it does not have:
+// "own" or, for cuda, "cudnn 9.19" (kernels/dry/cuda_stand_in.h).
+absl::StatusOr<std::unique_ptr<DryDevice>> CreateDryDevice(
+    const std::string& backend, const std::string& attention_kernel = "own");
 
 }  // namespace upipe::kernels

@@ -113,14 +113,19 @@ std::vector<std::string> PlanNotes(const v1::RunPlan& plan) {
         "ranks as the documents lie");
   }
   add(absl::StrCat("policy: ", PolicyText(spec.memory())));
-  if (AnyOnHost(spec.memory())) {
+  const bool cuda = spec.parallel().backend() == "cuda";
+  if (AnyOnHost(spec.memory()) && !cuda) {
     add(absl::StrCat("backend ", spec.parallel().backend(),
                      " has no memory but the host's: what waits on the host is counted apart and "
                      "saves nothing here"));
   }
   add(BalanceNote(plan));
   for (std::string& warning : JobSpecWarnings(spec)) add(std::move(warning));
-  add("bit-identical on equal instruction set, threads per rank and library versions");
+  if (cuda) {
+    add("this build plans for cuda and does not run it");
+  } else {
+    add("bit-identical on equal instruction set, threads per rank and library versions");
+  }
   return notes;
 }
 

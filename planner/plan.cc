@@ -1,29 +1,38 @@
 #include "planner/plan.h"
 
 #include <algorithm>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "common/rounding.h"
 #include "common/spec/job_spec.h"
 #include "common/status.h"
 #include "common/units.h"
-#include "engine/comm/dry/dry_communicator.h"
 #include "engine/data/sequence_source.h"
 #include "engine/parallel/plan_hash.h"
-#include "engine/train/rank_run.h"
 #include "engine/train/step.h"
 #include "kernels/api/attention_pairs.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/device_factory.h"
+#include "planner/advice.h"
+#include "planner/compose.h"
 #include "planner/notes.h"
+#include "planner/pricing.h"
+#include "planner/search.h"
 
 namespace upipe::planner {
 namespace {
+
+// Beyond so many micro-steps no rank is run whole.
+constexpr int64_t kWholeMicroSteps = 4;
+// How often a search is tried again with less room.
+constexpr int kSearches = 4;
 
 absl::Status CheckSpec(const v1::JobSpec& spec) {
   const std::vector<Violation> violations = ValidateJobSpec(spec);
@@ -94,140 +103,91 @@ double ModelFlops(const v1::JobSpec& spec) {
          (6 * weights * static_cast<double>(context) + layers * 12 * heads * pairs);
 }
 
-// From here on a step's micro-steps are not all run dry: those between the first and the last are
-// alike, so each adds what one more than kDryMicroSteps - 1 adds.
-constexpr int64_t kDryMicroSteps = 4;
-
-absl::StatusOr<v1::RankPlan> PriceRank(const v1::RunPlan& plan, int rank) {
-  const int64_t micro_steps = plan.spec().train().gradient_accumulation();
-  const auto run = [&](int64_t number) -> absl::StatusOr<v1::RankPlan> {
-    v1::RunPlan shorter;
-    *shorter.mutable_spec() = plan.spec();
-    *shorter.mutable_schedule() = plan.schedule();
-    shorter.set_schedule_hash(plan.schedule_hash());
-    shorter.mutable_spec()->mutable_train()->set_gradient_accumulation(number);
-    UPIPE_ASSIGN_OR_RETURN(RankDryRun dry, DryRunRank(shorter, rank));
-    return std::move(dry.rank);
+// Searches for what is auto; `plan` receives what else was looked at.
+absl::StatusOr<v1::JobSpec> Choose(const v1::JobSpec& spec, const Pricing& pricing,
+                                   const PlanLimits& limits, v1::RunPlan& plan) {
+  SearchOptions options = {
+      .room = pricing.room(), .num_threads = limits.num_threads, .progress = nullptr};
+  if (limits.progress != nullptr) {
+    options.progress = [&](int done, int all, int64_t priced, double best_seconds) {
+      limits.progress(
+          absl::StrCat(done, " of ", all, " splits, ", FormatCount(priced), " points priced",
+                       best_seconds > 0 ? absl::StrFormat(", best step %.4g s", best_seconds)
+                                        : std::string(", nothing fits yet")));
+    };
+  }
+  std::mutex mutex;
+  std::map<std::string, Price> known;
+  const Pricer estimate = [&](const v1::JobSpec& point) -> absl::StatusOr<Price> {
+    const std::string key =
+        absl::StrCat(point.parallel().SerializeAsString(), "|", point.memory().SerializeAsString());
+    {
+      const std::lock_guard lock(mutex);
+      if (const auto found = known.find(key); found != known.end()) return found->second;
+    }
+    UPIPE_ASSIGN_OR_RETURN(const Price price, pricing.Estimate(point));
+    const std::lock_guard lock(mutex);
+    return known[key] = price;
   };
-  if (micro_steps <= kDryMicroSteps) return run(micro_steps);
-  UPIPE_ASSIGN_OR_RETURN(const v1::RankPlan before, run(kDryMicroSteps - 1));
-  UPIPE_ASSIGN_OR_RETURN(v1::RankPlan result, run(kDryMicroSteps));
-  const int64_t more = micro_steps - kDryMicroSteps;
-  for (int peer = 0; peer < result.bytes_sent_to_peer_size(); ++peer) {
-    const int64_t each = result.bytes_sent_to_peer(peer) - before.bytes_sent_to_peer(peer);
-    result.set_bytes_sent_to_peer(peer, result.bytes_sent_to_peer(peer) + more * each);
+  absl::StatusOr<SearchResult> found = Search(spec, estimate, options);
+  // An estimate may be below what the plan takes: then with as much less room.
+  for (int again = 0; again < kSearches && found.ok(); ++again) {
+    UPIPE_ASSIGN_OR_RETURN(const Price exact, pricing.Of(found->best));
+    if (Fits(exact, pricing.room())) break;
+    const auto shrink = [](int64_t& room, int64_t estimated, int64_t taken) {
+      if (taken > estimated && estimated > 0) {
+        room = static_cast<int64_t>(static_cast<double>(room) * static_cast<double>(estimated) /
+                                    static_cast<double>(taken));
+      }
+    };
+    shrink(options.room.device_bytes, found->price.device_bytes, exact.device_bytes);
+    shrink(options.room.host_bytes, found->price.host_bytes, exact.host_bytes);
+    found = Search(spec, estimate, options);
   }
-  const double each = result.step_flops() - before.step_flops();
-  result.set_step_flops(result.step_flops() + static_cast<double>(more) * each);
-  return result;
+  if (absl::IsResourceExhausted(found.status())) {
+    UPIPE_ASSIGN_OR_RETURN(const std::string change, NearestChange(spec, pricing));
+    return absl::ResourceExhaustedError(absl::StrCat(found.status().message(), "; ", change));
+  }
+  UPIPE_RETURN_IF_ERROR(found.status());
+  for (v1::Candidate& candidate : found->candidates) {
+    *plan.add_candidates() = std::move(candidate);
+  }
+  plan.set_searched(found->priced);
+  return std::move(found->best);
 }
 
-// What a rank takes from the machine. On cpu and reference, the backends there are, device and host
-// memory are the same RAM.
-int64_t BytesTaken(const v1::RankPlan& rank) {
-  return rank.memory().arena_bytes() + rank.host_memory().arena_bytes();
-}
-
-std::string WhatWouldHelp(const v1::RunPlan& plan) {
-  const v1::JobSpec& spec = plan.spec();
-  const v1::MemorySpec& memory = spec.memory();
-  const int ulysses = plan.schedule().ulysses_ranks();
-  std::vector<std::string> ways = {
-      absl::StrCat("more ranks than ", spec.parallel().ranks()),
-      absl::StrCat("a context shorter than ", FormatTokenCount(spec.train().context()))};
-  if (plan.schedule().heads_per_rank() > 1) {
-    ways.push_back(absl::StrCat("method upipe with heads_per_stage ", ulysses));
+// Composed of short runs, then for a rank of each list shape run whole: the same numbers.
+absl::Status PriceRanks(const Pricing& pricing, v1::RunPlan& plan) {
+  const std::string& kernel = pricing.device().attention_kernel();
+  UPIPE_ASSIGN_OR_RETURN(std::vector<RankDryRun> ranks, ComposeRanks(plan, kernel));
+  std::vector<StepCounts> counts;
+  for (RankDryRun& rank : ranks) {
+    *plan.add_ranks() = std::move(rank.rank);
+    counts.push_back(std::move(rank.counts));
   }
-  if (memory.query_chunks() <= 512) {
-    ways.push_back(absl::StrCat("query_chunks ", 2 * memory.query_chunks()));
+  UPIPE_ASSIGN_OR_RETURN(*plan.mutable_step_time(), pricing.Time(plan, counts));
+  if (plan.spec().train().gradient_accumulation() > kWholeMicroSteps) return absl::OkStatus();
+  for (const std::vector<int>& alike : AlikeRanks(plan)) {
+    UPIPE_ASSIGN_OR_RETURN(const RankDryRun whole, DryRunRank(plan, alike[0], kernel));
+    const v1::RankPlan& composed = plan.ranks(alike[0]);
+    if (whole.rank.memory().SerializeAsString() == composed.memory().SerializeAsString() &&
+        whole.rank.host_memory().SerializeAsString() ==
+            composed.host_memory().SerializeAsString()) {
+      continue;
+    }
+    return absl::InternalError(
+        absl::StrCat("rank ", alike[0], " run whole takes ", whole.rank.memory().arena_bytes(),
+                     " bytes, composed of shorter runs ", composed.memory().arena_bytes()));
   }
-  if (memory.attention_output() != v1::ATTENTION_OUTPUT_RECOMPUTE) {
-    ways.push_back("attention_output recompute");
-  }
-  if (memory.ring_kv() == v1::RING_KV_KEEP) ways.push_back("ring_kv pass");
-  if (memory.overlap()) ways.push_back("overlap off");
-  // Inputs of layers held at a time: those that are kept and those of one group.
-  const auto held = [&](int64_t stride) {
-    return CeilDiv(spec.model().num_layers(), stride) + stride - 1;
-  };
-  const int64_t stride = memory.checkpoint_stride();
-  if (held(stride + 1) < held(stride)) {
-    ways.push_back(absl::StrCat("checkpoint_stride ", stride + 1));
-  }
-  if (spec.parallel().dp_ranks() > 1) ways.push_back("fsdp_ranks in place of dp_ranks");
-  const std::string last = ways.back();
-  ways.pop_back();
-  return absl::StrCat(absl::StrJoin(ways, ", "), " or ", last,
-                      " would help; layer_inputs, hidden_stream, stage_kv or optimizer on the host "
-                      "would not on backend ",
-                      spec.parallel().backend(), ", where host memory is the same RAM");
-}
-
-absl::Status CheckFits(const v1::RunPlan& plan, int64_t available) {
-  const v1::RankPlan& fullest =
-      *std::max_element(plan.ranks().begin(), plan.ranks().end(),
-                        [](const auto& a, const auto& b) { return BytesTaken(a) < BytesTaken(b); });
-  const int64_t needed = BytesTaken(fullest);
-  if (needed <= available) return absl::OkStatus();
-  const int64_t on_host = fullest.host_memory().arena_bytes();
-  const bool mostly_host = on_host > fullest.memory().arena_bytes();
-  const v1::MemoryUsage& memory = mostly_host ? fullest.host_memory() : fullest.memory();
-  const v1::TagBytes& largest = *std::max_element(
-      memory.tags().begin(), memory.tags().end(),
-      [](const auto& a, const auto& b) { return a.at_peak_bytes() < b.at_peak_bytes(); });
-  const std::string both =
-      on_host == 0 ? ""
-                   : absl::StrCat(", ", FormatBytes(fullest.memory().arena_bytes()),
-                                  " as the device's and ", FormatBytes(on_host), " as the host's");
-  return absl::ResourceExhaustedError(absl::StrCat(
-      "rank ", fullest.rank(), " needs ", FormatBytes(needed), " (", needed, " bytes", both,
-      ") and may take ", FormatBytes(available), " (", available, " bytes); at the peak ",
-      mostly_host ? "of the host's " : "", "(", memory.peak_moment(), ") the largest category is ",
-      largest.tag(), " with ", FormatBytes(largest.at_peak_bytes()), "; ", WhatWouldHelp(plan)));
+  return absl::OkStatus();
 }
 
 }  // namespace
 
-absl::StatusOr<RankDryRun> DryRunRank(const v1::RunPlan& plan, int rank) {
-  const v1::JobSpec& spec = plan.spec();
-  UPIPE_ASSIGN_OR_RETURN(auto device, kernels::CreateDryDevice(spec.parallel().backend()));
-  comm::DryCommunicator comm(rank, spec.parallel().ranks());
-  const engine::RankStreams streams = engine::RankStreams::Create(*device, rank);
-  const engine::RankContext context({.device = *device,
-                                     .streams = streams,
-                                     .comm = comm,
-                                     .storage = model::StorageTypeOf(spec.train()),
-                                     .mesh = parallel::Mesh::From(spec.parallel())});
-  UPIPE_ASSIGN_OR_RETURN(auto step, train::TrainStep::Create(context, plan));
-  device->ResetCounts();
-  const comm::CommStats before = comm.stats();
-  UPIPE_RETURN_IF_ERROR(step->Vote({}).status());
-  const std::vector<train::HostTokens> micro_steps(spec.train().gradient_accumulation());
-  UPIPE_RETURN_IF_ERROR(step->Run(1, micro_steps).status());
-  const comm::CommStats after = comm.stats();
-  RankDryRun result;
-  result.counts = device->counts();
-  if (spec.train().eval_sequences() > 0) UPIPE_RETURN_IF_ERROR(step->Evaluate(1, {}).status());
-  result.rank.set_rank(rank);
-  *result.rank.mutable_memory() = train::ToMessage(device->allocator().stats());
-  *result.rank.mutable_host_memory() = train::ToMessage(device->host_allocator().stats());
-  for (size_t peer = 0; peer < after.bytes_sent_to_peer.size(); ++peer) {
-    result.rank.add_bytes_sent_to_peer(after.bytes_sent_to_peer[peer] -
-                                       before.bytes_sent_to_peer[peer]);
-  }
-  result.rank.set_step_flops(result.counts.total.cost.flops);
-  return result;
-}
-
-absl::StatusOr<v1::RunPlan> MakeRunPlan(const v1::JobSpec& spec, const PlanLimits& limits) {
-  UPIPE_RETURN_IF_ERROR(CheckSpec(spec));
+absl::StatusOr<v1::RunPlan> PlanShape(const v1::JobSpec& spec) {
   v1::RunPlan plan;
   *plan.mutable_spec() = WithDefaults(spec);
   const v1::JobSpec& full = plan.spec();
-  if (const std::string& cap = full.parallel().isa_cap(); !cap.empty()) {
-    UPIPE_RETURN_IF_ERROR(kernels::CheckIsaName(cap));
-  }
-  if (limits.check_data) UPIPE_RETURN_IF_ERROR(CheckData(full));
   UPIPE_ASSIGN_OR_RETURN(*plan.mutable_schedule(), MakeSchedule(full));
   plan.set_schedule_hash(parallel::HashOf(plan.schedule()));
   const parallel::TokenMap tokens = train::TokensOf(full);
@@ -239,17 +199,34 @@ absl::StatusOr<v1::RunPlan> MakeRunPlan(const v1::JobSpec& spec, const PlanLimit
                                    mesh.shard_ranks(), mesh.dp_ranks)
           .num_parameters);
   plan.set_model_flops(ModelFlops(full));
-  for (int rank = 0; rank < full.parallel().ranks(); ++rank) {
-    UPIPE_ASSIGN_OR_RETURN(*plan.add_ranks(), PriceRank(plan, rank));
+  return plan;
+}
+
+absl::StatusOr<v1::RunPlan> MakeRunPlan(const v1::JobSpec& spec, const PlanLimits& limits) {
+  UPIPE_RETURN_IF_ERROR(CheckSpec(spec));
+  const v1::JobSpec full = WithDefaults(spec);
+  if (const std::string& cap = full.parallel().isa_cap(); !cap.empty()) {
+    UPIPE_RETURN_IF_ERROR(kernels::CheckIsaName(cap));
   }
-  plan.set_attention_kernel(
-      absl::StrCat(full.parallel().backend(), " own ", NameOf(model::StorageTypeOf(full.train()))));
+  if (limits.must_run) UPIPE_RETURN_IF_ERROR(kernels::CheckBackend(full.parallel().backend()));
+  if (limits.check_data) UPIPE_RETURN_IF_ERROR(CheckData(full));
+  UPIPE_ASSIGN_OR_RETURN(const Pricing pricing, Pricing::For(full, limits));
+  v1::RunPlan looked_at;
+  v1::JobSpec chosen = full;
+  if (HasAuto(full)) {
+    UPIPE_ASSIGN_OR_RETURN(chosen, Choose(full, pricing, limits, looked_at));
+  }
+  chosen.mutable_parallel()->set_ranks_per_node(pricing.ranks_per_node());
+  UPIPE_ASSIGN_OR_RETURN(v1::RunPlan plan, PlanShape(chosen));
+  plan.MergeFrom(looked_at);
+  UPIPE_RETURN_IF_ERROR(PriceRanks(pricing, plan));
+  plan.set_device(pricing.device().name());
+  *plan.mutable_budget() = pricing.budget();
+  plan.set_attention_kernel(absl::StrCat(full.parallel().backend(), " ",
+                                         pricing.device().attention_kernel(), " ",
+                                         NameOf(model::StorageTypeOf(full.train()))));
   for (std::string& note : PlanNotes(plan)) plan.add_notes(std::move(note));
-  const int64_t available =
-      full.train().has_memory_per_rank()
-          ? std::min(limits.memory_per_rank_bytes, full.train().memory_per_rank())
-          : limits.memory_per_rank_bytes;
-  UPIPE_RETURN_IF_ERROR(CheckFits(plan, available));
+  if (!Fits(pricing.Of(plan), pricing.room())) return Refusal(plan, pricing);
   plan.set_plan_hash(parallel::HashOf(plan));
   return plan;
 }

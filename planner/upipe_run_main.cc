@@ -34,6 +34,7 @@
 #include "kernels/cpu/isa.h"
 #include "planner/plan.h"
 #include "planner/render.h"
+#include "planner/selfcheck_threads.h"
 
 namespace upipe::planner {
 namespace {
@@ -219,6 +220,17 @@ absl::Status RunRanks(const v1::RunPlan& plan, const std::vector<CpuClaim>& clai
   return absl::OkStatus();
 }
 
+// FailedPrecondition with the verdict when it is FAIL.
+absl::Status CheckSelf(const v1::RunPlan& plan, int64_t available, bool quiet) {
+  UPIPE_ASSIGN_OR_RETURN(
+      const train::SelfCheckReport report,
+      CheckOnThreads(plan, {.memory_bytes = available / plan.spec().parallel().ranks()}));
+  const std::string verdict = absl::StrCat("self check: ", VerdictOf(report));
+  if (!report.passed()) return absl::FailedPreconditionError(verdict);
+  if (!quiet) std::cout << verdict << "\n";
+  return absl::OkStatus();
+}
+
 absl::Status Run(const Flags& flags) {
   UPIPE_ASSIGN_OR_RETURN(const v1::JobSpec spec, ReadJobSpecFile(flags.job_file, flags.overrides));
   UPIPE_ASSIGN_OR_RETURN(const int64_t available, AvailableMemoryBytes());
@@ -242,6 +254,10 @@ absl::Status Run(const Flags& flags) {
                          LocalCheckpoints::Open(plan, reporter));
   if (checkpoints && checkpoints->resume() != nullptr && !flags.quiet) {
     std::cout << "goes on from the checkpoint of step " << checkpoints->resume()->step() << "\n";
+  }
+  const bool resumes = checkpoints && checkpoints->resume() != nullptr;
+  if (plan.spec().train().selfcheck() && !resumes) {
+    UPIPE_RETURN_IF_ERROR(CheckSelf(plan, available, flags.quiet));
   }
   UPIPE_RETURN_IF_ERROR(RunRanks(plan, *claims, checkpoints.get(), reporter));
   if (reporter.Flush()) return absl::OkStatus();

@@ -30,6 +30,7 @@
 #include "engine/parallel/plan_hash.h"
 #include "engine/train/checkpointing.h"
 #include "engine/train/rank_run.h"
+#include "engine/train/selfcheck.h"
 #include "kernels/cpu/isa.h"
 #include "worker/rpc/trainer_link.h"
 
@@ -264,7 +265,7 @@ class Trainer {
     UPIPE_RETURN_IF_ERROR(OpenCheckpoints(assignment));
     const absl::StatusOr<CpuClaim> placed = Place(assignment, environment_.place);
     const std::vector<int> cpus = placed.ok() ? placed->cpus() : std::vector<int>();
-    UPIPE_ASSIGN_OR_RETURN(const std::unique_ptr<kernels::Device> device,
+    UPIPE_ASSIGN_OR_RETURN(std::unique_ptr<kernels::Device> device,
                            train::CreateRankDevice(plan, rank, cpus));
     UPIPE_ASSIGN_OR_RETURN(const std::unique_ptr<comm::UcxContext> ucx,
                            comm::UcxContext::Create(environment_.ucx));
@@ -285,6 +286,14 @@ class Trainer {
     }
     UPIPE_RETURN_IF_ERROR(Failpoint(failpoints::kTrainerConnected));
     DeadlineWatch watch(page_, **comm);
+    if (plan.spec().train().selfcheck() && !peers.has_resume()) {
+      device.reset();  // the check has devices of its own
+      const absl::Status passed = CheckSelf(plan, rank, **comm, cpus);
+      UPIPE_RETURN_IF_ERROR(watch.status());
+      peer_failure_ = IsPeerFailure(passed);
+      UPIPE_RETURN_IF_ERROR(passed);
+      UPIPE_ASSIGN_OR_RETURN(device, train::CreateRankDevice(plan, rank, cpus));
+    }
     const std::unique_ptr<checkpoint::Writer> writer = MakeWriter(assignment, watch);
     orders_.SetWriter(writer.get());
     const absl::Status status = Train(assignment, peers, **comm, *device, writer.get(), watch);
@@ -297,6 +306,7 @@ class Trainer {
   }
 
   bool peer_failure() const { return peer_failure_; }
+  bool selfcheck_failed() const { return selfcheck_failed_; }
 
  private:
   // Opens the job's folder where it has one. Rank 0 claims it, whereby the others know that they
@@ -360,6 +370,25 @@ class Trainer {
             }});
   }
 
+  // FailedPrecondition with the verdict, which is every rank's, when it is FAIL.
+  absl::Status CheckSelf(const v1::RunPlan& plan, int rank, comm::Communicator& comm,
+                         const std::vector<int>& cpus) {
+    SendRunning();  // all ranks have met; how long they may take to is another matter
+    const v1::TrainSpec& spec = plan.spec().train();
+    train::SelfCheckOptions options;
+    if (spec.has_memory_per_rank()) options.memory_bytes = spec.memory_per_rank();
+    const absl::StatusOr<train::SelfCheckReport> report = train::RunSelfCheck(
+        {.plan = plan, .rank = rank, .comm = comm, .cpus = cpus, .options = options});
+    if (!report.ok()) {
+      comm.Abort(report.status());
+      return report.status();
+    }
+    const std::string verdict = absl::StrCat("self check: ", VerdictOf(*report));
+    UPIPE_LOG(INFO) << verdict;
+    selfcheck_failed_ = !report->passed();
+    return selfcheck_failed_ ? absl::FailedPreconditionError(verdict) : absl::OkStatus();
+  }
+
   absl::Status Train(const v1::Assignment& assignment, const v1::Peers& peers,
                      comm::Communicator& comm, kernels::Device& device, checkpoint::Writer* writer,
                      DeadlineWatch& watch) {
@@ -416,6 +445,7 @@ class Trainer {
   checkpoint::ResumeChoice resume_;         // what rank 0 found
   std::atomic<int64_t> committed_step_{0};  // by this process
   bool peer_failure_ = false;
+  bool selfcheck_failed_ = false;
 };
 
 int Main() {
@@ -455,6 +485,7 @@ int Main() {
   finished.set_code(static_cast<int>(status.code()));
   finished.set_message(std::string(status.message()));
   finished.set_peer_failure(trainer.peer_failure());
+  finished.set_selfcheck_failed(trainer.selfcheck_failed());
   if (!status.ok()) {
     UPIPE_LOG(ERROR) << status.ToString();
   }

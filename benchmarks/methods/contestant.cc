@@ -130,8 +130,8 @@ absl::StatusOr<ordered_json> Contestant::Row() const {
     flops += rank.step_flops();
     for (const int64_t bytes : rank.bytes_sent_to_peer()) sent += bytes;
     UPIPE_ASSIGN_OR_RETURN(const planner::RankDryRun dry, planner::DryRunRank(plan_, rank.rank()));
-    to_host += dry.counts.bytes_to_host;
-    from_host += dry.counts.bytes_from_host;
+    to_host += dry.rank.bytes_to_host();
+    from_host += dry.rank.bytes_from_host();
   }
   const v1::RankPlan& fullest = FullestRank(plan_);
   const auto tokens = static_cast<double>(plan_.spec().train().context());

@@ -6,16 +6,10 @@
 #include <iostream>
 #include <thread>
 
+#include "common/machine.h"
+
 namespace upipe::bench {
 namespace {
-
-std::string CpuModel() {
-  std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);) {
-    if (line.rfind("model name", 0) == 0) return line.substr(line.find(':') + 2);
-  }
-  return "unknown";
-}
 
 std::string UtcNow() {
   const std::time_t now = std::time(nullptr);

@@ -127,6 +127,7 @@ v1::JobSpec WithDefaults(const v1::JobSpec& spec) {
   if (!train.has_eval_sequences()) train.set_eval_sequences(1);
   if (!train.has_dtype()) train.set_dtype(v1::DTYPE_FP32);
   if (!train.has_gradient_accumulation()) train.set_gradient_accumulation(1);
+  if (!train.has_selfcheck()) train.set_selfcheck(false);
   if (spec.has_checkpoint()) {
     *full.mutable_checkpoint() = WithCheckpointDefaults(spec.checkpoint());
   }
@@ -156,7 +157,9 @@ std::vector<Violation> ValidateJobSpec(const v1::JobSpec& spec) {
 std::vector<std::string> JobSpecWarnings(const v1::JobSpec& given) {
   const v1::JobSpec spec = WithDefaults(given);
   std::vector<std::string> warnings = ModelWarnings(spec.model(), spec.train().context());
-  for (std::string& warning : ParallelWarnings(spec)) warnings.push_back(std::move(warning));
+  if (!HasAuto(spec)) {
+    for (std::string& warning : ParallelWarnings(spec)) warnings.push_back(std::move(warning));
+  }
   if (spec.optimizer().warmup_steps() >= spec.train().steps()) {
     warnings.push_back(absl::StrCat("optimizer.warmup_steps ", spec.optimizer().warmup_steps(),
                                     " is not below train.steps ", spec.train().steps(),

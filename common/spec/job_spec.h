@@ -15,9 +15,9 @@ namespace upipe {
 
 // `spec` with every absent optional field at the default job.proto writes at it, and the model laid
 // over its preset (`preset` stays, so that the plan tells where the shape came from). Absent stays
-// what has no default here: train.memory_per_rank (what the worker offers),
-// parallel.heads_per_stage (required for upipe), parallel.ring_ranks of usp, model.window and
-// model.max_position.
+// what has no default here: train.memory_per_rank (what the worker offers), parallel.ranks_per_node
+// (what the device description says), parallel.heads_per_stage (required for upipe),
+// parallel.ring_ranks of usp, model.window, model.max_position, and what the planner chooses.
 v1::JobSpec WithDefaults(const v1::JobSpec& spec);
 
 // Every violation of `spec`, in field order; empty when it can be planned. Takes specs with and

@@ -62,6 +62,11 @@ bool CheckRing(const v1::ParallelSpec& parallel, int64_t context, SpecChecker& c
   const std::string method = MethodName(parallel.method());
   const int64_t ring = parallel.ring_ranks();
   switch (parallel.method()) {
+    case v1::METHOD_AUTO:
+      return !parallel.has_ring_ranks() ||
+             checker.Fail(kField, absl::StrCat(ring,
+                                               " given, but with method auto the planner "
+                                               "chooses it: remove it or use upipe or usp"));
     case v1::METHOD_RING:
       return ring == context ||
              checker.Fail(kField,
@@ -76,6 +81,7 @@ bool CheckRing(const v1::ParallelSpec& parallel, int64_t context, SpecChecker& c
         return checker.Fail(kField,
                             "method usp needs two context ranks or more and has 1: use ulysses");
       }
+      if (parallel.has_ring_ranks() && ring == 0) return true;  // auto
       if (!parallel.has_ring_ranks() || ring == 1) {
         return checker.Fail(kField,
                             absl::StrCat(parallel.has_ring_ranks() ? "1 is no ring" : "is required",
@@ -84,6 +90,7 @@ bool CheckRing(const v1::ParallelSpec& parallel, int64_t context, SpecChecker& c
       }
       break;
     default:
+      if (ring == 0) return true;  // auto
       break;
   }
   if (!checker.InRange(kField, ring, 1, kMaxRanks)) return false;
@@ -100,10 +107,11 @@ void CheckHeadsPerStage(const v1::ParallelSpec& parallel, int64_t num_heads, int
   const std::string legal = absl::StrCat("legal values for ", num_heads, " heads on ", ranks, ": ",
                                          LegalHeadsPerStage(num_heads, ulysses));
   if (!parallel.has_heads_per_stage()) {
-    checker.Fail(kField, absl::StrCat("is required for method upipe; ", legal));
+    checker.Fail(kField, absl::StrCat("is required for method upipe; ", legal, ", or auto"));
     return;
   }
   const int64_t value = parallel.heads_per_stage();
+  if (value == 0) return;  // auto
   if (value < ulysses) {
     checker.Fail(kField, absl::StrCat(value, " is below the ", ranks,
                                       " and would idle some of them; ", legal));
@@ -122,16 +130,40 @@ void CheckSplit(const v1::JobSpec& spec, SpecChecker& checker) {
   const bool heads_known = heads >= 1 && heads <= kMaxHeads;
   const bool upipe = parallel.method() == v1::METHOD_UPIPE;
   if (!upipe && parallel.has_heads_per_stage()) {
+    const std::string why = parallel.method() == v1::METHOD_AUTO
+                                ? std::string("auto chooses it")
+                                : absl::StrCat(MethodName(parallel.method()), " runs all ", heads,
+                                               " heads in one stage");
     checker.Fail("parallel.heads_per_stage",
-                 absl::StrCat(parallel.heads_per_stage(), " given, but method ",
-                              MethodName(parallel.method()), " runs all ", heads,
-                              " heads in one stage: remove it or use method upipe"));
+                 absl::StrCat(parallel.heads_per_stage(), " given, but method ", why,
+                              ": remove it or use method upipe"));
   }
   if (!CheckDataAxes(parallel, checker)) return;
   const int64_t context = ContextRankCount(parallel);
   if (!CheckRing(parallel, context, checker)) return;
-  if (upipe && heads_known) {
+  if (upipe && heads_known && parallel.ring_ranks() > 0) {
     CheckHeadsPerStage(parallel, heads, context / parallel.ring_ranks(), checker);
+  }
+}
+
+// What the plan is timed on.
+void CheckNode(const v1::ParallelSpec& parallel, SpecChecker& checker) {
+  const std::string& device = parallel.device();
+  const bool legal = !device.empty() && device.size() <= 63 && device[0] != '.' &&
+                     std::all_of(device.begin(), device.end(), [](char c) {
+                       return absl::ascii_isalnum(c) || c == '.' || c == '-';
+                     });
+  if (!legal) {
+    checker.Fail("parallel.device", absl::StrCat("'", ToUtf8(device, 80),
+                                                 "' is no name of a device description: 1 to 63 "
+                                                 "letters, digits, '.' and '-'"));
+  }
+  if (!parallel.has_ranks_per_node()) return;
+  if (checker.InRange("parallel.ranks_per_node", parallel.ranks_per_node(), 1, kMaxRanks) &&
+      parallel.ranks() % parallel.ranks_per_node() != 0) {
+    checker.Fail("parallel.ranks_per_node",
+                 absl::StrCat(parallel.ranks_per_node(), " does not divide the ", parallel.ranks(),
+                              " ranks; legal values: ", DivisorsOf(parallel.ranks())));
   }
 }
 
@@ -247,6 +279,14 @@ void WarnOfOverlap(const v1::JobSpec& spec, const ContextRanks& ranks,
 
 }  // namespace
 
+bool HasAuto(const v1::JobSpec& spec) {
+  const v1::ParallelSpec& parallel = spec.parallel();
+  return parallel.method() == v1::METHOD_AUTO ||
+         (parallel.has_heads_per_stage() && parallel.heads_per_stage() == 0) ||
+         (parallel.has_ring_ranks() && parallel.ring_ranks() == 0) ||
+         spec.memory().policy() == v1::POLICY_CHOICE_AUTO;
+}
+
 std::string MethodName(v1::Method method) {
   switch (method) {
     case v1::METHOD_UPIPE:
@@ -259,6 +299,8 @@ std::string MethodName(v1::Method method) {
       return "usp";
     case v1::METHOD_FPDT:
       return "fpdt";
+    case v1::METHOD_AUTO:
+      return "auto";
     default:
       return "unspecified";
   }
@@ -271,7 +313,10 @@ v1::ParallelSpec WithParallelDefaults(const v1::ParallelSpec& given) {
   if (!parallel.has_backend()) parallel.set_backend("cpu");
   if (!parallel.has_fsdp_ranks()) parallel.set_fsdp_ranks(1);
   if (!parallel.has_dp_ranks()) parallel.set_dp_ranks(1);
-  if (!parallel.has_ring_ranks() && parallel.method() != v1::METHOD_USP) {
+  if (!parallel.has_device())
+    parallel.set_device(parallel.backend() == "cuda" ? "h100-80gb" : "cpu");
+  if (!parallel.has_ring_ranks() && parallel.method() != v1::METHOD_USP &&
+      parallel.method() != v1::METHOD_AUTO) {
     const bool ring = parallel.method() == v1::METHOD_RING;
     parallel.set_ring_ranks(ring ? static_cast<int32_t>(ContextRankCount(parallel)) : 1);
   }
@@ -280,6 +325,8 @@ v1::ParallelSpec WithParallelDefaults(const v1::ParallelSpec& given) {
 
 v1::MemorySpec WithMemoryDefaults(const v1::MemorySpec& given, v1::Method method) {
   v1::MemorySpec memory = given;
+  if (!memory.has_policy()) memory.set_policy(v1::POLICY_CHOICE_WRITTEN);
+  if (memory.policy() == v1::POLICY_CHOICE_AUTO || method == v1::METHOD_AUTO) return memory;
   const bool fpdt = method == v1::METHOD_FPDT;
   const v1::Place place = fpdt ? v1::PLACE_HOST : v1::PLACE_DEVICE;
   if (!memory.has_attention_output()) memory.set_attention_output(v1::ATTENTION_OUTPUT_RECOMPUTE);
@@ -311,7 +358,9 @@ void CheckParallel(const v1::JobSpec& spec, SpecChecker& checker) {
   const bool ranks = checker.Required("parallel.ranks", parallel.ranks(), 1, kMaxRanks);
   bool method = parallel.method() != v1::METHOD_UNSPECIFIED &&
                 v1::Method_IsValid(static_cast<int>(parallel.method()));
-  if (!method) checker.Fail("parallel.method", "is required: upipe, ulysses, ring, usp or fpdt");
+  if (!method) {
+    checker.Fail("parallel.method", "is required: upipe, ulysses, ring, usp, fpdt or auto");
+  }
   if (ranks && method) CheckSplit(spec, checker);
   checker.InRange("parallel.threads_per_rank", parallel.threads_per_rank(), 1, 64);
   if (!std::all_of(parallel.isa_cap().begin(), parallel.isa_cap().end(),
@@ -320,14 +369,21 @@ void CheckParallel(const v1::JobSpec& spec, SpecChecker& checker) {
                  absl::StrCat("'", ToUtf8(parallel.isa_cap(), 80),
                               "' is no instruction set name such as AVX2 or AVX3"));
   }
-  if (parallel.backend() != "cpu" && parallel.backend() != "reference") {
+  if (parallel.backend() != "cpu" && parallel.backend() != "reference" &&
+      parallel.backend() != "cuda") {
     checker.Fail("parallel.backend", absl::StrCat("'", ToUtf8(parallel.backend(), 80),
-                                                  "' is unknown; backends: cpu, reference"));
+                                                  "' is unknown; backends: cpu, reference, cuda"));
   }
+  CheckNode(parallel, checker);
 }
 
 void CheckMemory(const v1::JobSpec& spec, SpecChecker& checker) {
-  const v1::MemorySpec& memory = spec.memory();
+  // What the planner chooses is looked at when it has: only what is written can be wrong.
+  v1::MemorySpec memory = spec.memory();
+  const bool chosen =
+      memory.policy() == v1::POLICY_CHOICE_AUTO || spec.parallel().method() == v1::METHOD_AUTO;
+  memory.set_policy(v1::POLICY_CHOICE_WRITTEN);
+  memory = WithMemoryDefaults(memory, v1::METHOD_UNSPECIFIED);
   bool places = true;
   const v1::AttentionOutput kept = memory.attention_output();
   if (kept != v1::ATTENTION_OUTPUT_RECOMPUTE && kept != v1::ATTENTION_OUTPUT_DEVICE &&
@@ -352,7 +408,12 @@ void CheckMemory(const v1::JobSpec& spec, SpecChecker& checker) {
                  "keep given, but without a ring (ring_ranks 1) nothing is gathered: remove it");
   }
   CheckPlace("memory.optimizer", memory.optimizer(), checker);
-  if (places) CheckPlacesTogether(spec, checker);
+  if (spec.memory().policy() != v1::POLICY_CHOICE_WRITTEN &&
+      spec.memory().policy() != v1::POLICY_CHOICE_AUTO) {
+    checker.Fail("memory.policy", absl::StrCat(static_cast<int>(spec.memory().policy()),
+                                               " is neither written nor auto"));
+  }
+  if (places && !chosen) CheckPlacesTogether(spec, checker);
 }
 
 std::vector<std::string> ParallelWarnings(const v1::JobSpec& spec) {

@@ -33,11 +33,27 @@ bool IsTokenCount(const FieldDescriptor& field) {
   return field.full_name() == "upipe.v1.TrainSpec.context" ||
          field.full_name() == "upipe.v1.ModelSpec.window" ||
          field.full_name() == "upipe.v1.ModelSpec.max_position" ||
+         field.full_name() == "upipe.v1.DeviceFile.AttentionRate.length" ||
          field.name() == "original_context";
 }
 
 bool IsByteCount(const FieldDescriptor& field) {
-  return field.full_name() == "upipe.v1.TrainSpec.memory_per_rank";
+  return field.full_name() == "upipe.v1.TrainSpec.memory_per_rank" ||
+         field.full_name() == "upipe.v1.DeviceFile.Bytes.bytes";
+}
+
+// Counts that the planner may choose: `auto` is 0.
+bool MayBeAuto(const FieldDescriptor& field) {
+  return field.full_name() == "upipe.v1.ParallelSpec.heads_per_stage" ||
+         field.full_name() == "upipe.v1.ParallelSpec.ring_ranks";
+}
+
+bool HasAutoValue(const FieldDescriptor& field) {
+  if (field.cpp_type() != FieldDescriptor::CPPTYPE_ENUM) return MayBeAuto(field);
+  for (int i = 0; i < field.enum_type()->value_count(); ++i) {
+    if (absl::EndsWith(field.enum_type()->value(i)->name(), "_AUTO")) return true;
+  }
+  return false;
 }
 
 // A text shortened for messages.
@@ -129,7 +145,24 @@ std::string DoubleText(double value) {
   return std::string(digits.data(), end);  // shortest that reads back equal
 }
 
-std::string StringText(const std::string& text) {
+size_t EditDistance(absl::string_view a, absl::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = row[0];
+    row[0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t substituted = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, substituted});
+    }
+  }
+  return row[b.size()];
+}
+
+}  // namespace
+
+std::string TextScalar(const std::string& text) {
   const bool plain =
       !text.empty() && (absl::ascii_isalpha(text[0]) || text[0] == '/') && text != "auto" &&
       !absl::EqualsIgnoreCase(text, "null") && std::all_of(text.begin(), text.end(), [](char c) {
@@ -149,23 +182,6 @@ std::string StringText(const std::string& text) {
   }
   return quoted + "\"";
 }
-
-size_t EditDistance(absl::string_view a, absl::string_view b) {
-  std::vector<size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), size_t{0});
-  for (size_t i = 1; i <= a.size(); ++i) {
-    size_t diagonal = row[0];
-    row[0] = i;
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t substituted = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = row[j];
-      row[j] = std::min({row[j] + 1, row[j - 1] + 1, substituted});
-    }
-  }
-  return row[b.size()];
-}
-
-}  // namespace
 
 std::string NearestName(absl::string_view word, const std::vector<std::string>& names) {
   word = word.substr(0, 64);
@@ -189,12 +205,17 @@ absl::Status SetScalarField(const FieldDescriptor& field, absl::string_view text
                             Message& message) {
   const google::protobuf::Reflection& reflection = *message.GetReflection();
   const bool is_string = field.cpp_type() == FieldDescriptor::CPPTYPE_STRING;
-  if (text == "auto" && !(quoted && is_string)) {
+  if (text == "auto" && !(quoted && is_string) && !HasAutoValue(field)) {
     return absl::InvalidArgumentError("auto is not available; name a value");
   }
   if (quoted && !is_string) {
     return absl::InvalidArgumentError(
         absl::StrCat(Quoted(text), " is text in quotes; write it without"));
+  }
+  if (MayBeAuto(field)) {
+    if (text == "0")
+      return Wrong(text, "a number of heads or ranks; auto lets the planner choose");
+    if (text == "auto") text = "0";
   }
   switch (field.cpp_type()) {
     case FieldDescriptor::CPPTYPE_STRING:
@@ -232,7 +253,7 @@ absl::Status SetScalarField(const FieldDescriptor& field, absl::string_view text
       return absl::OkStatus();
     }
     default:
-      UPIPE_CHECK(false) << field.full_name() << " has a type job files have no spelling for";
+      UPIPE_CHECK(false) << field.full_name() << " has a type that files have no spelling for";
       return absl::OkStatus();
   }
 }
@@ -241,13 +262,16 @@ std::string ScalarFieldText(const Message& message, const FieldDescriptor& field
   const google::protobuf::Reflection& reflection = *message.GetReflection();
   switch (field.cpp_type()) {
     case FieldDescriptor::CPPTYPE_STRING:
-      return StringText(reflection.GetString(message, &field));
+      return TextScalar(reflection.GetString(message, &field));
     case FieldDescriptor::CPPTYPE_BOOL:
       return reflection.GetBool(message, &field) ? "true" : "false";
-    case FieldDescriptor::CPPTYPE_INT32:
-      return absl::StrCat(reflection.GetInt32(message, &field));
+    case FieldDescriptor::CPPTYPE_INT32: {
+      const int32_t value = reflection.GetInt32(message, &field);
+      return value == 0 && MayBeAuto(field) ? "auto" : absl::StrCat(value);
+    }
     case FieldDescriptor::CPPTYPE_INT64: {
       const int64_t value = reflection.GetInt64(message, &field);
+      if (value == 0 && MayBeAuto(field)) return "auto";
       if (IsTokenCount(field)) return FormatTokenCount(value);
       return IsByteCount(field) ? ByteCountText(value) : absl::StrCat(value);
     }
@@ -258,7 +282,7 @@ std::string ScalarFieldText(const Message& message, const FieldDescriptor& field
     case FieldDescriptor::CPPTYPE_ENUM:
       return ShortName(*reflection.GetEnum(message, &field));
     default:
-      UPIPE_CHECK(false) << field.full_name() << " has a type job files have no spelling for";
+      UPIPE_CHECK(false) << field.full_name() << " has a type that files have no spelling for";
       return "";
   }
 }

@@ -1,6 +1,6 @@
-// Strict YAML to JobSpec and back: a walk over the protobuf descriptors, so every field of
-// job.proto is reachable by its own name and nothing else is accepted. The only parser of job
-// files; input is untrusted.
+// Strict YAML to JobSpec and back. The only parser of job files; input is untrusted. The walk over
+// fields is common/spec/yaml_message.h; here is what job files have beyond it: overrides, the
+// model's own file, the rules of a job.
 #pragma once
 
 #include <cstddef>

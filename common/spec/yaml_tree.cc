@@ -20,7 +20,7 @@ namespace {
 
 int LineOf(const YAML::Mark& mark) { return mark.line + 1; }
 
-// The first byte sequence of `text` that no job file needs; nothing when it is clean.
+// The first byte sequence of `text` that no file needs; nothing when it is clean.
 std::vector<YamlError> CheckCharacters(absl::string_view text) {
   int line = 1;
   while (!text.empty()) {
@@ -41,13 +41,14 @@ std::vector<YamlError> CheckCharacters(absl::string_view text) {
 // Builds the tree of the first document from parser events.
 class TreeBuilder : public YAML::EventHandler {
  public:
-  explicit TreeBuilder(YamlNode& root) : root_(root) {}
+  TreeBuilder(absl::string_view noun, YamlNode& root) : noun_(noun), root_(root) {}
 
   std::vector<YamlError> TakeErrors() { return std::move(errors_); }
 
   void OnDocumentStart(const YAML::Mark& mark) override {
     if (++documents_ == 2)
-      errors_.push_back({LineOf(mark), "a second document begins; one file is one job"});
+      errors_.push_back(
+          {LineOf(mark), absl::StrCat("a second document begins; one file is one ", noun_)});
   }
   void OnDocumentEnd() override {}
   void OnNull(const YAML::Mark& mark, YAML::anchor_t) override {
@@ -92,6 +93,7 @@ class TreeBuilder : public YAML::EventHandler {
     Add(std::move(node));
   }
 
+  const std::string noun_;
   YamlNode& root_;
   std::vector<YamlNode> open_;
   std::vector<YamlError> errors_;
@@ -100,11 +102,12 @@ class TreeBuilder : public YAML::EventHandler {
 
 }  // namespace
 
-std::vector<YamlError> ParseYamlTree(absl::string_view text, YamlNode& root) {
+std::vector<YamlError> ParseYamlTree(absl::string_view text, absl::string_view noun,
+                                     YamlNode& root) {
   std::vector<YamlError> errors = CheckCharacters(text);
   if (!errors.empty()) return errors;
   root = YamlNode{.line = 1};
-  TreeBuilder builder(root);
+  TreeBuilder builder(noun, root);
   std::istringstream stream{std::string(text)};
   YamlError syntax;
   try {

@@ -25,7 +25,9 @@ struct YamlError {
   std::string message;
 };
 
-// Parses `text`. Returns every error found; `root` is the document when there is none.
-std::vector<YamlError> ParseYamlTree(absl::string_view text, YamlNode& root);
+// Parses `text`, which describes one `noun`. Returns every error found; `root` is the document when
+// there is none.
+std::vector<YamlError> ParseYamlTree(absl::string_view text, absl::string_view noun,
+                                     YamlNode& root);
 
 }  // namespace upipe

@@ -333,7 +333,10 @@ void Turn::NoteExit(Job& job, const v1::RankReport& report) {
   if (!failed) return;
   Fired(job.record.state() == v1::JOB_STATE_STARTING ? Row::kStartFailed : Row::kRunFailed);
   if (rank.left_early() && !explained) return ExitedEarly(job, number);
-  Stop(job, v1::STOP_INTENT_RESTART, CauseOf(report, rank), absl::ZeroDuration());
+  const v1::Cause cause = CauseOf(report, rank);
+  // Another attempt would come to the same verdict.
+  const bool final = cause.kind() == v1::CAUSE_KIND_SELFCHECK;
+  Stop(job, final ? v1::STOP_INTENT_FAIL : v1::STOP_INTENT_RESTART, cause, absl::ZeroDuration());
 }
 
 // A failure in a job that is stopping already: it may be the better explanation.
@@ -341,6 +344,9 @@ void Turn::NoteLateFailure(Job& job, const v1::RankReport& report) {
   KillNow(job);
   if (job.record.intent() != v1::STOP_INTENT_RESTART) return;
   const v1::Cause cause = CauseOf(report, job.attempt->record.ranks(report.ref().rank()));
+  if (cause.kind() == v1::CAUSE_KIND_SELFCHECK) {
+    return Stop(job, v1::STOP_INTENT_FAIL, cause, absl::ZeroDuration());
+  }
   if (!Explains(report, cause, job.record.cause())) return;
   *job.record.mutable_cause() = Bounded(cause);
   AddEvent(job, "CAUSE", cause.message());

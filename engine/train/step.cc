@@ -128,6 +128,7 @@ absl::StatusOr<StepResult> TrainStep::Run(int64_t step, absl::Span<const HostTok
 
 absl::StatusOr<StepScalars::ByPosition> TrainStep::Evaluate(int64_t step, const HostTokens& host) {
   UPIPE_RETURN_IF_ERROR(context_.Settle());
+  context_.Mark(step, StepPass::kEvaluate, -1, -1);
   UPIPE_RETURN_IF_ERROR(ClearScalars());
   UPIPE_RETURN_IF_ERROR(model_->Evaluate(Upload(host), step));
   UPIPE_RETURN_IF_ERROR(Reduce(StepScalarsView::kNumReduced, comm::ReduceOp::kSum));

@@ -36,6 +36,7 @@ struct Allocator::State {
   int64_t live_bytes = 0;       // with padding
   int64_t live_buffers = 0;     // empty ones included
   uint64_t releases = 0;
+  AllocatorObserver* observer = nullptr;
   // Read from any thread.
   mutable std::mutex mutex;
   MemoryStats stats;
@@ -207,6 +208,7 @@ absl::StatusOr<Buffer> Allocator::Allocate(MemoryTag tag, int64_t bytes, Stream&
     state.CountAllocation(tag, bytes);
     buffer.data_ = static_cast<char*>(state.options.base) + offset;
     buffer.offset_ = offset;
+    if (state.observer != nullptr) state.observer->OnAllocate(tag, bytes, offset, stream);
   }
   ++state.live_buffers;
   buffer.allocator_ = this;
@@ -234,6 +236,9 @@ void Allocator::Release(Buffer& buffer) {
                   .sequence = ++state.releases});
   state.live_bytes -= block_bytes;
   state.CountRelease(buffer.tag_, buffer.size_bytes_);
+  if (state.observer != nullptr) {
+    state.observer->OnRelease(buffer.tag_, buffer.size_bytes_, buffer.offset_);
+  }
 }
 
 void Allocator::Settle() {
@@ -251,6 +256,7 @@ void Allocator::Settle() {
     nobodys.pop_back();
   }
   state.free = std::move(nobodys);
+  if (state.observer != nullptr) state.observer->OnSettle();
 }
 
 MemoryStats Allocator::stats() const {
@@ -278,6 +284,8 @@ void Allocator::set_moment(std::string moment) {
 }
 
 int64_t Allocator::arena_bytes() const { return state_->options.arena_bytes; }
+
+void Allocator::set_observer(AllocatorObserver* observer) { state_->observer = observer; }
 
 Buffer& Buffer::operator=(Buffer&& other) noexcept {
   if (this == &other) return *this;

@@ -56,6 +56,16 @@ class Buffer {
   Stream* stream_ = nullptr;
 };
 
+// Is told of all that an allocator hands out and takes back, in host order, buffers of no bytes
+// aside: how a dry run is recorded.
+class AllocatorObserver {
+ public:
+  virtual ~AllocatorObserver() = default;
+  virtual void OnAllocate(MemoryTag tag, int64_t bytes, int64_t offset, const Stream& stream) = 0;
+  virtual void OnRelease(MemoryTag tag, int64_t bytes, int64_t offset) = 0;
+  virtual void OnSettle() = 0;
+};
+
 // Not thread-safe: allocation and freeing follow the one host thread that drives the rank, which is
 // what makes addresses reproducible. stats() may be read from any thread.
 class Allocator {
@@ -91,6 +101,8 @@ class Allocator {
   // A short label of where the step is, kept with the peak.
   void set_moment(std::string moment);
   int64_t arena_bytes() const;
+  // Borrowed until replaced; null = nobody.
+  void set_observer(AllocatorObserver* observer);
 
  private:
   friend class Buffer;

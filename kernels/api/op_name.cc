@@ -1,4 +1,6 @@
 // Op names, as errors, traces and the dry device's counts print them.
+#include "kernels/api/op_name.h"
+
 #include <iterator>
 #include <variant>
 
@@ -17,5 +19,7 @@ static_assert(std::size(kNames) == std::variant_size_v<OpParams>);
 }  // namespace
 
 const char* NameOf(const OpParams& params) { return kNames[params.index()]; }
+
+const char* NameOfOp(int index) { return kNames[index]; }
 
 }  // namespace upipe::kernels

@@ -54,10 +54,11 @@ class ParamCheck {
   // Distinct, or the very same elements: address, dtype and strides.
   void DistinctOrSame(const char* field, const TensorView& view, const char* other_field,
                       const TensorView& other);
-  // `ok` says the scalar field is in range; the sentence is "FIELD = VALUE, must be RULE".
-  template <typename Value>
-  void Scalar(bool ok, const char* field, Value value, absl::string_view rule) {
-    if (!ok) Fail(absl::StrCat(field, " = ", value, ", must be ", rule));
+  // `ok` says the scalar field is in range; the sentence is "FIELD = VALUE, must be RULE", whose
+  // parts are put together only when it is needed.
+  template <typename Value, typename... Rule>
+  void Scalar(bool ok, const char* field, Value value, const Rule&... rule) {
+    if (!ok) Fail(absl::StrCat(field, " = ", value, ", must be ", rule...));
   }
   void Fail(absl::string_view sentence);
 

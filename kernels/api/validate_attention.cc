@@ -32,7 +32,7 @@ void CheckMask(const AttentionMask& mask, ParamCheck& check) {
                                    starts[i - 1], ", must ascend"));
   }
   check.Scalar(starts.back() < mask.total, "last of mask.document_starts", starts.back(),
-               absl::StrCat("< mask.total = ", mask.total));
+               "< mask.total = ", mask.total);
 }
 
 void CheckInputs(const TensorView& q, const TensorView& k, const TensorView& v, ParamCheck& check) {

@@ -24,7 +24,7 @@ void CheckScaling(const RopeConfig::Llama3Scaling& scaling, const RopeConfig&, i
   check.Scalar(
       std::isfinite(scaling.high_freq_factor) && scaling.high_freq_factor > scaling.low_freq_factor,
       "llama3.high_freq_factor", scaling.high_freq_factor,
-      absl::StrCat("finite and > low_freq_factor = ", scaling.low_freq_factor));
+      "finite and > low_freq_factor = ", scaling.low_freq_factor);
   CheckTokens("llama3.original_context", scaling.original_context, check);
 }
 
@@ -47,8 +47,7 @@ void CheckScaling(const RopeConfig::YarnScaling& scaling, const RopeConfig& conf
   CheckTokens("yarn.original_context", scaling.original_context, check);
   check.Scalar(scaling.beta_slow > 0, "yarn.beta_slow", scaling.beta_slow, "> 0");
   check.Scalar(std::isfinite(scaling.beta_fast) && scaling.beta_fast > scaling.beta_slow,
-               "yarn.beta_fast", scaling.beta_fast,
-               absl::StrCat("finite and > beta_slow = ", scaling.beta_slow));
+               "yarn.beta_fast", scaling.beta_fast, "finite and > beta_slow = ", scaling.beta_slow);
   check.Scalar(std::isfinite(scaling.attention_factor) && scaling.attention_factor > 0,
                "yarn.attention_factor", scaling.attention_factor, "finite and > 0");
   check.Scalar(config.theta > 1, "theta", config.theta, "> 1 with yarn scaling");

@@ -24,9 +24,13 @@ class DryStream final : public Stream {
 
 }  // namespace
 
-DryDevice::DryDevice(std::string backend, std::unique_ptr<OpTable> stands_for)
+DryDevice::DryDevice(std::string backend, std::unique_ptr<OpTable> stands_for,
+                     std::unique_ptr<OpTable> host)
     : backend_(std::move(backend)),
-      ops_(std::move(stands_for), &counts_),
+      stands_for_(std::move(stands_for)),
+      host_(std::move(host)),
+      ops_(*stands_for_, &counts_, /*on_host=*/false),
+      host_ops_(host_ != nullptr ? *host_ : *stands_for_, &counts_, /*on_host=*/true),
       allocator_({.base = reinterpret_cast<void*>(kFakeBase), .arena_bytes = kUnlimitedBytes}),
       host_allocator_({.name = "host",
                        .base = reinterpret_cast<void*>(kFakeHostBase),
@@ -42,14 +46,14 @@ std::unique_ptr<Stream> DryDevice::CreateHostStream(std::string name) {
 
 void DryDevice::CopyRowsToHost(const RowsCopy& copy, Stream&) {
   CheckRows(copy);
-  ++counts_.copies_to_host;
-  counts_.bytes_to_host += copy.bytes();
+  ++counts_->copies_to_host;
+  counts_->bytes_to_host += copy.bytes();
 }
 
 void DryDevice::CopyRowsFromHost(const RowsCopy& copy, Stream&) {
   CheckRows(copy);
-  ++counts_.copies_from_host;
-  counts_.bytes_from_host += copy.bytes();
+  ++counts_->copies_from_host;
+  counts_->bytes_from_host += copy.bytes();
 }
 
 }  // namespace upipe::kernels

@@ -1,25 +1,44 @@
 #include "kernels/dry/dry_op_table.h"
 
-#include <utility>
+#include <algorithm>
 
 #include "common/status.h"
 #include "kernels/api/workspace_check.h"
 
 namespace upipe::kernels {
+namespace {
 
-DryOpTable::DryOpTable(std::unique_ptr<OpTable> stands_for, DryCounts* counts)
-    : stands_for_(std::move(stands_for)), counts_(counts) {}
-
-int64_t DryOpTable::WorkspaceBytes(const OpParams& params) const {
-  return stands_for_->WorkspaceBytes(params);
+// Keys of the run that the mask's window reaches, at most.
+int64_t KeysSeen(const PositionRun& keys, const AttentionMask& mask) {
+  const int64_t length = keys.end - keys.begin;
+  return mask.window.has_value() ? std::min(length, *mask.window) : length;
 }
+
+// What of a call's cost its time depends on beside FLOPs and bytes.
+void Describe(const OpParams& params, DryCalls& call) {
+  if (const auto* matmul = std::get_if<MatmulParams>(&params)) {
+    call.dtype = matmul->a.dtype;
+    call.extent = matmul->c.shape[0];
+  } else if (const auto* forward = std::get_if<AttentionFwdParams>(&params)) {
+    call.dtype = forward->q.dtype;
+    call.extent = KeysSeen(forward->keys, forward->mask);
+  } else if (const auto* backward = std::get_if<AttentionBwdParams>(&params)) {
+    call.dtype = backward->q.dtype;
+    call.extent = KeysSeen(backward->keys, backward->mask);
+  }
+}
+
+}  // namespace
 
 absl::Status DryOpTable::Enqueue(const OpParams& params, Workspace workspace, Stream&) {
   UPIPE_RETURN_IF_ERROR(Validate(params));
   UPIPE_RETURN_IF_ERROR(CheckWorkspace(params, workspace, WorkspaceBytes(params)));
-  const OpCost cost = Cost(params);
-  counts_->by_op[NameOf(params)].Add(cost);
-  counts_->total.Add(cost);
+  DryCalls call{.op = static_cast<int>(params.index()),
+                .on_host = on_host_,
+                .cost = Cost(params),
+                .calls = 1};
+  Describe(params, call);
+  (*counts_)->Add(call);
   return absl::OkStatus();
 }
 

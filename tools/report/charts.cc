@@ -5,11 +5,24 @@
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
-#include "absl/strings/str_replace.h"
+#include "common/chart/svg.h"
 #include "common/check.h"
 
 namespace upipe::report {
+
+using chart::Bytes;
+using chart::ByteTicks;
+using chart::Escape;
+using chart::Fill;
+using chart::Number;
+using chart::PlainNumber;
+using chart::Range;
+using chart::RoundTicks;
+using chart::Rule;
+using chart::Scale;
+using chart::Text;
+using chart::WholeTicks;
+
 namespace {
 
 constexpr double kLeft = 58;
@@ -19,27 +32,9 @@ constexpr double kBottom = 34;
 constexpr double kCharacterWidth = 6.2;  // of axis text, about
 constexpr double kLabelGap = 14;         // least distance of two labels
 
-std::string Number(double value) {
-  const std::string text = absl::StrFormat("%.2f", value);
-  return text == "-0.00" ? "0.00" : text;
-}
-
-std::string Fill(const std::string& colour) { return absl::StrCat("fill=\"var(", colour, ")\""); }
-
 std::string Open(const std::string& title, Canvas canvas) {
   return absl::StrCat("<svg viewBox=\"0 0 ", Number(canvas.width), " ", Number(canvas.height),
                       "\" role=\"img\" aria-label=\"", Escape(title), "\">\n");
-}
-
-std::string Text(double x, double y, const char* anchor, const std::string& text,
-                 const std::string& more = "") {
-  return absl::StrCat("<text x=\"", Number(x), "\" y=\"", Number(y), "\" text-anchor=\"", anchor,
-                      "\" ", more, ">", Escape(text), "</text>\n");
-}
-
-std::string Rule(double x1, double y1, double x2, double y2, const std::string& more) {
-  return absl::StrCat("<line x1=\"", Number(x1), "\" y1=\"", Number(y1), "\" x2=\"", Number(x2),
-                      "\" y2=\"", Number(y2), "\" ", more, "/>\n");
 }
 
 // Where the chart's numbers lie on its canvas.
@@ -257,11 +252,6 @@ std::string StackHover(const StackChart& chart, const std::vector<double>& total
 }
 
 }  // namespace
-
-std::string Escape(const std::string& text) {
-  return absl::StrReplaceAll(text,
-                             {{"&", "&amp;"}, {"<", "&lt;"}, {">", "&gt;"}, {"\"", "&quot;"}});
-}
 
 std::string RenderLineChart(const LineChart& chart) {
   UPIPE_CHECK(!chart.series.empty() && !chart.series[0].points.empty()) << chart.title;

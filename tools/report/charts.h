@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "tools/report/scale.h"
+#include "common/chart/scale.h"
 
 namespace upipe::report {
 
@@ -60,7 +60,7 @@ struct LineChart {
   std::vector<AxisColumn> axis_columns = {};  // empty: one per point of the first series
   bool from_zero = false;
   std::string unit;  // after values on hover
-  std::function<std::string(double)> format = PlainNumber;
+  std::function<std::string(double)> format = chart::PlainNumber;
 };
 std::string RenderLineChart(const LineChart& chart);
 
@@ -101,8 +101,5 @@ struct BarChart {
   std::vector<BarSeries> series;
 };
 std::string RenderBarChart(const BarChart& chart);
-
-// Text as HTML and SVG show it: & < > and quotes escaped.
-std::string Escape(const std::string& text);
 
 }  // namespace upipe::report

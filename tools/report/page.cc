@@ -8,6 +8,8 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
+#include "common/chart/palette.h"
+#include "common/chart/svg.h"
 #include "common/spec/job_spec.h"
 #include "common/units.h"
 #include "tools/report/charts.h"
@@ -15,6 +17,10 @@
 #include "tools/report/position_chart.h"
 
 namespace upipe::report {
+
+using chart::Escape;
+using chart::ShortNumber;
+
 namespace {
 
 constexpr size_t kMostStepColumns = 360;
@@ -65,7 +71,7 @@ class Page {
     return absl::StrCat(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n"
         "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>UPipe: ",
-        Escape(record_.job.id()), "</title>\n<style>", kPageStyle,
+        Escape(record_.job.id()), "</title>\n<style>", chart::kPalette, kPageStyle,
         "</style></head>\n<body><main>\n", Header(), Tiles(), "<div class=\"grid\">\n", Loss(),
         Speed(), LossByPosition(), StepMemory(), MemoryOverTime(), Attention(), Ranks(), Tables(),
         "</div>\n</main></body></html>\n");

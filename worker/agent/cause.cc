@@ -45,7 +45,9 @@ void DescribeExitCode(const Rank& rank, const ProcessExit& exit, v1::Cause& caus
     return;
   }
   const bool aborted = rank.finished->code() == static_cast<int>(absl::StatusCode::kAborted);
-  if (rank.finished->peer_failure()) {
+  if (rank.finished->selfcheck_failed()) {
+    cause.set_kind(v1::CAUSE_KIND_SELFCHECK);
+  } else if (rank.finished->peer_failure()) {
     cause.set_kind(v1::CAUSE_KIND_PEER_FAILURE);
   } else if (aborted) {  // it held itself to the worker's deadline, before the worker did
     cause.set_kind(v1::CAUSE_KIND_NODE_LOST);

@@ -32,7 +32,7 @@ struct TreeLaunchFailed {
   RankKey key;
   absl::Status status;
 };
-// `positions`: ReadPositions of the attempt, read before anything is killed on account of this exit.
+// `positions`: of the attempt, read before anything else is killed because of this exit.
 struct TreeExited {
   RankKey key;
   ProcessExit exit;

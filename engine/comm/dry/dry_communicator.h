@@ -5,13 +5,20 @@
 #include <cstdint>
 
 #include "engine/comm/communicator.h"
+#include "engine/comm/dry/dry_traffic.h"
 #include "engine/comm/traffic.h"
 
 namespace upipe::comm {
 
 class DryCommunicator final : public Communicator {
  public:
-  DryCommunicator(int rank, int size);
+  struct Options {
+    // What is enqueued on another stream is counted as beside it; null: nothing is.
+    const kernels::Stream* compute = nullptr;
+    int ranks_per_node = 0;  // consecutive ranks; 0: all share one node
+  };
+  DryCommunicator(int rank, int size, const Options& options);
+  DryCommunicator(int rank, int size) : DryCommunicator(rank, size, Options{}) {}
 
   int rank() const override { return traffic_.rank(); }
   int size() const override { return traffic_.size(); }
@@ -29,10 +36,17 @@ class DryCommunicator final : public Communicator {
   absl::Status status() const override;
   CommStats stats() const override;
 
- private:
-  absl::Status Finish(const absl::Status& validity, kernels::Stream& stream);
+  // From here on traffic is counted there too, which must live as long; null: nowhere.
+  void CountInto(DryTraffic* traffic) { counted_ = traffic; }
 
+ private:
+  absl::Status Finish(const absl::Status& validity, TrafficKind kind, kernels::Stream& stream);
+  void Count(TrafficKind kind, const kernels::Stream& stream);
+
+  const Options options_;
   Traffic traffic_;
+  CommStats before_;  // what was sent before the collective that is being issued
+  DryTraffic* counted_ = nullptr;
   FirstError error_;
 };
 

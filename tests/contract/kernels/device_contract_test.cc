@@ -614,19 +614,19 @@ TEST(DryDevice, CountsOpsAndCopies) {
                            .rows = int64_t{1} << 33},
                           *stream);
   const DryCounts& counts = device.counts();
-  EXPECT_EQ(counts.by_op.at("fill").calls, 4);
-  EXPECT_EQ(counts.by_op.at("fill").cost.bytes_written, 3 * 64 + 32);
-  EXPECT_EQ(counts.by_op.at("strided_copy").cost.bytes_read, 32);
-  EXPECT_EQ(counts.by_op.at("strided_copy").cost.bytes_written, 64);
-  EXPECT_EQ(counts.by_op.at("sum_of_squares").cost.flops, 32);
-  EXPECT_EQ(counts.total.calls, 6);
-  EXPECT_EQ(counts.total.cost.bytes_written, 3 * 64 + 32 + 64 + 8);
+  EXPECT_EQ(counts.by_op().at("fill").calls, 4);
+  EXPECT_EQ(counts.by_op().at("fill").cost.bytes_written, 3 * 64 + 32);
+  EXPECT_EQ(counts.by_op().at("strided_copy").cost.bytes_read, 32);
+  EXPECT_EQ(counts.by_op().at("strided_copy").cost.bytes_written, 64);
+  EXPECT_EQ(counts.by_op().at("sum_of_squares").cost.flops, 32);
+  EXPECT_EQ(counts.total().calls, 6);
+  EXPECT_EQ(counts.total().cost.bytes_written, 3 * 64 + 32 + 64 + 8);
   EXPECT_EQ(counts.copies_to_host, 1);
   EXPECT_EQ(counts.bytes_to_host, 100);
   EXPECT_EQ(counts.copies_from_host, 2);
   EXPECT_EQ(counts.bytes_from_host, 30 + (int64_t{7} << 33));
   device.ResetCounts();
-  EXPECT_EQ(device.counts().total.calls, 0);
+  EXPECT_EQ(device.counts().total().calls, 0);
 }
 
 TEST(HostStream, SubmitHoldsBackAFastProducer) {

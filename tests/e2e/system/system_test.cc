@@ -136,7 +136,7 @@ TEST_F(SystemTest, BadInputIsRefusedWithItsNumberAndStartsNothing) {
   const std::vector<Bad> cases = {
       {{"submit", good, "--set", "model.num_kv_heads=3"}, {"3", "8"}},
       {{"submit", good, "--set", "parallel.heads_per_stage=6"}, {"6", "4"}},
-      {{"submit", good, "--set", "parallel.heads_per_stage=auto"}, {"heads_per_stage", "auto"}},
+      {{"submit", good, "--set", "parallel.ranks=auto"}, {"parallel.ranks", "auto"}},
       {{"submit", good, "--set", "train.context=16K", "--set", "train.eval_sequences=0", "--set",
         "train.memory_per_rank=1MiB"},
        {"1.0 MiB"}},
@@ -185,6 +185,25 @@ TEST(Coordinator, ServesPlaintextMetricsOnLoopbackOnly) {
                           absl::Seconds(10));
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(result.errors, HasSubstr("--insecure-listen"));
+}
+
+// What is auto is chosen by the coordinator's planner, stored with the job, and what the trainers
+// took is what was planned.
+TEST_F(SystemTest, AnAutoJobIsPlannedAtSubmitAndTakesWhatWasPlanned) {
+  const std::string file = cluster_.JobFile("planned", 4, 3, "memory: {policy: auto}\n");
+  const CommandResult result = cluster_.Upipe({"submit", file, "--set", "parallel.method=auto",
+                                               "--set", "parallel.heads_per_stage=", "-o", "json"});
+  ASSERT_EQ(result.exit_code, 0) << result.errors;
+  const std::string job = nlohmann::json::parse(result.output).value("id", "");
+  EXPECT_EQ(cluster_.Upipe({"wait", job}, absl::Seconds(90)).exit_code, 0);
+  const auto described = cluster_.Describe(job);
+  EXPECT_EQ(described.value("shown_state", ""), "SUCCEEDED");
+  EXPECT_EQ(described["spec"]["parallel"]["method"], "METHOD_AUTO");
+  const auto plan = described["plan"];
+  EXPECT_NE(plan["spec"]["parallel"]["method"], "METHOD_AUTO");
+  EXPECT_GT(plan["candidates"].size(), 1u);
+  EXPECT_EQ(plan["ranks"][0]["memory"]["peak_bytes"],
+            described["last_report"]["memory"]["peak_bytes"]);
 }
 
 }  // namespace

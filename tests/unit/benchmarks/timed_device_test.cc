@@ -75,8 +75,9 @@ TEST_P(TimedDeviceTest, CountsWhatTheDryRunCounts) {
   by_op.erase("copy or collective");
 
   const auto dry = *planner::DryRunRank(plan_, 0);
-  ASSERT_EQ(by_op.size(), dry.counts.by_op.size());
-  for (const auto& [op, count] : dry.counts.by_op) {
+  const auto counted = dry.counts.ops().by_op();
+  ASSERT_EQ(by_op.size(), counted.size());
+  for (const auto& [op, count] : counted) {
     EXPECT_EQ(by_op[op].calls, count.calls) << op;
     EXPECT_DOUBLE_EQ(by_op[op].cost.flops, count.cost.flops) << op;
     EXPECT_DOUBLE_EQ(by_op[op].cost.bytes_read, count.cost.bytes_read) << op;

@@ -102,7 +102,9 @@ void ForEachVerb(
 
 bool IsSibling(const std::vector<std::string>& path) {
   return path == std::vector<std::string>{"run"} || path == std::vector<std::string>{"plan"} ||
-         path == std::vector<std::string>{"data"} || path == std::vector<std::string>{"verify"};
+         path == std::vector<std::string>{"data"} || path == std::vector<std::string>{"verify"} ||
+         path == std::vector<std::string>{"calibrate"} ||
+         path == std::vector<std::string>{"selfcheck"};
 }
 
 // The words of a shell command, quotes understood, up to what the shell itself reads.

@@ -205,8 +205,8 @@ const Case kCases[] = {
      [](v1::JobSpec& s) { s.mutable_parallel()->set_threads_per_rank(65); }, "65 is outside"},
     {"parallel.isa_cap", [](v1::JobSpec& s) { s.mutable_parallel()->set_isa_cap("AVX 2"); },
      "'AVX 2'"},
-    {"parallel.backend", [](v1::JobSpec& s) { s.mutable_parallel()->set_backend("cuda"); },
-     "'cuda' is unknown"},
+    {"parallel.backend", [](v1::JobSpec& s) { s.mutable_parallel()->set_backend("rocm"); },
+     "'rocm' is unknown; backends: cpu, reference, cuda"},
     {"optimizer.learning_rate",
      [](v1::JobSpec& s) {
        s.mutable_optimizer()->set_learning_rate(-1);

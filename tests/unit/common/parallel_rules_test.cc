@@ -111,7 +111,15 @@ const Case kParallelCases[] = {
     {kU + "parallel { ring_ranks: 8 }", "parallel.ring_ranks", "8 does not divide the 4 context"},
     {kU + "parallel { ring_ranks: 4 dp_ranks: 2 }", "parallel.ring_ranks",
      "4 does not divide the 2 context ranks; legal values: 1, 2"},
-    {kU + "parallel { ring_ranks: 0 }", "parallel.ring_ranks", "0 is outside"},
+    {kU + "parallel { ring_ranks: -1 }", "parallel.ring_ranks", "-1 is outside"},
+    {"parallel { method: METHOD_AUTO ring_ranks: 2 }", "parallel.ring_ranks",
+     "2 given, but with method auto the planner chooses it"},
+    {"parallel { method: METHOD_AUTO heads_per_stage: 4 }", "parallel.heads_per_stage",
+     "4 given, but method auto chooses it"},
+    {kU + "parallel { ranks_per_node: 3 }", "parallel.ranks_per_node",
+     "3 does not divide the 4 ranks; legal values: 1, 2, 4"},
+    {kU + "parallel { device: '../h100' }", "parallel.device",
+     "'../h100' is no name of a device description"},
     {std::string(kRing) + "parallel { ring_ranks: 2 }", "parallel.ring_ranks",
      "2 given, but with method ring the ring is all 4 context ranks: remove it or use usp"},
     {std::string(kUlysses) + "parallel { ring_ranks: 2 }", "parallel.ring_ranks",
@@ -126,12 +134,11 @@ const Case kParallelCases[] = {
     {std::string(kUsp) + "parallel { fsdp_ranks: 4 }", "parallel.ring_ranks",
      "method usp needs two context ranks or more and has 1: use ulysses"},
     {"", "parallel.heads_per_stage",
-     "is required for method upipe; legal values for 8 heads on 4 ranks: 4, 8"},
+     "is required for method upipe; legal values for 8 heads on 4 ranks: 4, 8, or auto"},
     {"parallel { heads_per_stage: 6 }", "parallel.heads_per_stage",
      "6 is not a multiple of the 4 ranks; legal values for 8 heads on 4 ranks: 4, 8"},
     {"parallel { heads_per_stage: 2 }", "parallel.heads_per_stage",
      "2 is below the 4 ranks and would idle some of them"},
-    {"parallel { heads_per_stage: 0 }", "parallel.heads_per_stage", "0 is below"},
     {"parallel { heads_per_stage: -4 }", "parallel.heads_per_stage", "-4 is below"},
     {"parallel { heads_per_stage: 12 }", "parallel.heads_per_stage",
      "12 is above what 8 heads can fill"},
@@ -202,13 +209,13 @@ TEST(ParallelRules, EachViolationOfThePolicyIsNamedOnce) {
 }
 
 TEST(ParallelRules, MethodsOfOtherVersionsAreRefused) {
-  for (const int method : {0, 6, 99}) {
+  for (const int method : {0, 7, 99}) {
     v1::JobSpec spec = Spec("");
     spec.mutable_parallel()->set_method(static_cast<v1::Method>(method));
     const std::vector<Violation> violations = ValidateJobSpec(spec);
     ASSERT_EQ(violations.size(), 1u) << method;
     EXPECT_EQ(violations[0].field, "parallel.method");
-    EXPECT_EQ(violations[0].message, "is required: upipe, ulysses, ring, usp or fpdt");
+    EXPECT_EQ(violations[0].message, "is required: upipe, ulysses, ring, usp, fpdt or auto");
     EXPECT_EQ(MethodName(spec.parallel().method()), "unspecified");
   }
 }
@@ -240,10 +247,43 @@ TEST(ParallelRules, LegalPointsOfTheSpace) {
            kU + "memory { layer_inputs: PLACE_HOST hidden_stream: PLACE_HOST stage_kv: PLACE_HOST "
                 "attention_output: ATTENTION_OUTPUT_HOST query_chunks: 4 }",
            kU + "memory { attention_output: ATTENTION_OUTPUT_DEVICE layer_inputs: PLACE_HOST }",
+           "parallel { method: METHOD_AUTO } memory { policy: POLICY_CHOICE_AUTO }",
+           "parallel { heads_per_stage: 0 ring_ranks: 0 ranks_per_node: 2 device: 'h200' }",
+           kUsp + std::string("parallel { ring_ranks: 0 } memory { hidden_stream: PLACE_HOST "
+                              "policy: POLICY_CHOICE_AUTO }"),
            kU + "data { documents: DOCUMENTS_RESTART } model { window: 1 causal: false }"}) {
     EXPECT_EQ(Texts(ValidateJobSpec(Spec(text))), "") << text;
     EXPECT_EQ(Texts(ValidateJobSpec(WithDefaults(Spec(text)))), "") << text;
   }
+}
+
+// What the planner chooses stays absent, and can be told from what is written.
+TEST(ParallelRules, AutoStaysAbsent) {
+  const v1::JobSpec written = WithDefaults(Spec(kUpipe));
+  EXPECT_FALSE(HasAuto(written));
+  EXPECT_EQ(written.memory().policy(), v1::POLICY_CHOICE_WRITTEN);
+  const v1::JobSpec policy =
+      WithDefaults(Spec(kU + "memory { policy: POLICY_CHOICE_AUTO overlap: true }"));
+  EXPECT_TRUE(HasAuto(policy));
+  EXPECT_TRUE(policy.memory().overlap());
+  EXPECT_FALSE(policy.memory().has_layer_inputs());
+  const v1::JobSpec method = WithDefaults(Spec("parallel { method: METHOD_AUTO }"));
+  EXPECT_TRUE(HasAuto(method));
+  EXPECT_FALSE(method.parallel().has_ring_ranks());
+  EXPECT_FALSE(method.memory().has_query_chunks());
+  EXPECT_FALSE(ContextRanksOf(method.parallel()).has_value());
+  EXPECT_TRUE(HasAuto(Spec("parallel { heads_per_stage: 0 }")));
+  EXPECT_TRUE(HasAuto(Spec(kU + "parallel { ring_ranks: 0 }")));
+}
+
+// What is written beside auto is checked all the same.
+TEST(ParallelRules, WrittenValuesBesideAutoAreChecked) {
+  ExpectOneViolation({"parallel { method: METHOD_AUTO } memory { query_chunks: 1025 }",
+                      "memory.query_chunks", "1,025 is outside"});
+  ExpectOneViolation({kU + "memory { policy: POLICY_CHOICE_AUTO checkpoint_stride: 3 }",
+                      "memory.checkpoint_stride", "3 is outside 1 to 2"});
+  ExpectOneViolation({kU + "memory { policy: POLICY_CHOICE_UNSPECIFIED }", "memory.policy",
+                      "0 is neither written nor auto"});
 }
 
 // SCHEDULE "Legal U", for every U of several (H, C, R): u = U / C whole, 1 <= u <= ceil(H / C).
@@ -252,6 +292,7 @@ TEST(ParallelRules, LegalHeadsPerStageIsExactlyTheSchedules) {
     for (const int64_t ulysses : {1, 2, 3, 4, 8}) {
       for (const int64_t ring : {1, 3}) {
         for (int64_t value = -1; value <= 40; ++value) {
+          if (value == 0) continue;  // auto
           const v1::JobSpec spec = Spec(absl::StrCat(
               "model { num_heads: ", heads, " num_kv_heads: 1 } parallel { ranks: ", ulysses * ring,
               " ring_ranks: ", ring, " heads_per_stage: ", value, " }"));

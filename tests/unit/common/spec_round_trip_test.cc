@@ -44,6 +44,7 @@ class SpecMaker {
     if (Maybe()) train.set_eval_sequences(Whole(0, 1000));
     if (Maybe()) train.set_memory_per_rank(Whole(1, int64_t{1} << 50));
     if (Maybe()) train.set_dtype(Maybe() ? v1::DTYPE_BF16 : v1::DTYPE_FP32);
+    if (Maybe()) train.set_selfcheck(Maybe());
     if (Maybe()) train.set_gradient_accumulation(Whole(1, 1 << 20));
     if (Maybe()) spec.mutable_data()->set_documents(static_cast<v1::Documents>(Whole(1, 3)));
     if (Maybe()) {
@@ -146,6 +147,9 @@ class SpecMaker {
     if (ring && Maybe()) memory.set_ring_kv(v1::RING_KV_KEEP);
     if (Maybe()) memory.set_ring_kv(ring && Maybe() ? v1::RING_KV_KEEP : v1::RING_KV_PASS);
     if (Maybe()) memory.set_optimizer(Maybe() ? v1::PLACE_HOST : v1::PLACE_DEVICE);
+    if (Maybe()) {
+      memory.set_policy(Maybe() ? v1::POLICY_CHOICE_AUTO : v1::POLICY_CHOICE_WRITTEN);
+    }
   }
 
   void FillParallel(int64_t num_heads, v1::ParallelSpec& parallel) {
@@ -168,7 +172,11 @@ class SpecMaker {
     }
     if (Maybe()) parallel.set_threads_per_rank(static_cast<int32_t>(Whole(1, 64)));
     if (Maybe()) parallel.set_isa_cap(Maybe() ? "AVX3_BF16" : "");
-    if (Maybe()) parallel.set_backend(Maybe() ? "cpu" : "reference");
+    if (Maybe()) parallel.set_backend(Maybe() ? "cpu" : "cuda");
+    if (Maybe()) parallel.set_device(Maybe() ? "h200" : "cpu-2.x");
+    if (Maybe()) parallel.set_ranks_per_node(static_cast<int32_t>(Maybe() ? ulysses : groups));
+    if (parallel.method() == v1::METHOD_UPIPE && Maybe()) parallel.set_heads_per_stage(0);
+    if (parallel.method() == v1::METHOD_UPIPE && Maybe()) parallel.set_ring_ranks(0);
   }
 
   void FillOptimizer(v1::OptimizerSpec& optimizer) {

@@ -150,8 +150,10 @@ const Case kCases[] = {
      "method: unspecified",
      {"job.yaml:14: parallel.method: 'unspecified' is unknown; known: upipe, ulysses"}},
     {"heads_per_stage: 4",
-     "heads_per_stage: auto",
-     {"job.yaml:15: parallel.heads_per_stage: auto is not available; name a value"}},
+     "heads_per_stage: 0",
+     {"job.yaml:15: parallel.heads_per_stage: '0' is not a number of heads or ranks; auto lets the "
+      "planner choose"}},
+    {"ranks: 4", "ranks: auto", {"job.yaml:13: parallel.ranks: auto is not available"}},
     {"path: out/demo/data", "path: auto", {"job.yaml:11: data.path: auto is not available"}},
     {"steps: 60", "steps: 60.0", {"job.yaml:18: train.steps: '60.0' is not a whole number"}},
     {"steps: 60", "steps: \"60\"", {"job.yaml:18: train.steps: '60' is text in quotes"}},

@@ -203,6 +203,36 @@ TEST_F(Restarts, ExitZeroBeforeTheLastStepIsAFailure) {
   EXPECT_THAT(cause().message(), HasSubstr("after step 9 of 10"));
 }
 
+// Only the job can mend it, whatever is left of its budgets; and it explains peers that went first.
+TEST_F(Restarts, AFailedSelfCheckIsNeverTriedAgain) {
+  RunDurable();
+  v1::RankReport peer = Exit(0, v1::RANK_STATE_EXITED, 1);
+  peer.mutable_cause()->set_kind(v1::CAUSE_KIND_PEER_FAILURE);
+  Tell(peer);
+  EXPECT_EQ(core_.job("j").record.intent(), v1::STOP_INTENT_RESTART);
+  for (const int rank : {2, 3}) {
+    v1::RankReport exit = Exit(rank, v1::RANK_STATE_EXITED, 1);
+    exit.mutable_cause()->set_kind(v1::CAUSE_KIND_SELFCHECK);
+    exit.mutable_cause()->set_message("self check: FAIL: loss of step 1 differs");
+    Tell(exit);
+    EXPECT_EQ(core_.job("j").record.intent(), v1::STOP_INTENT_FAIL);
+  }
+  GangGone();
+  ASSERT_EQ(core_.JobStateOf("j"), v1::JOB_STATE_FAILED);
+  EXPECT_EQ(cause().kind(), v1::CAUSE_KIND_SELFCHECK);
+  EXPECT_EQ(cause().message(), "self check: FAIL: loss of step 1 differs");
+  EXPECT_EQ(core_.job("j").record.restarts().application(), 0);
+  EXPECT_EQ(core_.job("j").record.attempts_size(), 1);
+}
+
+TEST_F(Restarts, AFailedSelfCheckFailsTheJobAtOnce) {
+  RunDurable();
+  v1::RankReport exit = Exit(2, v1::RANK_STATE_EXITED, 1);
+  exit.mutable_cause()->set_kind(v1::CAUSE_KIND_SELFCHECK);
+  Tell(exit);
+  EXPECT_EQ(core_.job("j").record.intent(), v1::STOP_INTENT_FAIL);
+}
+
 // A reaper that counts the missing would take this one down.
 TEST_F(Restarts, AllExitZeroBeforeTheLastStepIsNoSuccess) {
   RunDurable();

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -480,6 +481,38 @@ TEST(Allocator, AnArenaOfTheHighWaterMarkGivesTheAddressesOfAnUnlimitedOne) {
     EXPECT_EQ(dry.stats.peak_bytes, real.stats.peak_bytes);
     EXPECT_EQ(dry.stats.attention_peak_bytes, real.stats.attention_peak_bytes);
   }
+}
+
+TEST(Allocator, AnObserverIsToldOfWhatIsHandedOutAndTakenBack) {
+  class Notes final : public AllocatorObserver {
+   public:
+    void OnAllocate(MemoryTag tag, int64_t bytes, int64_t offset, const Stream& stream) override {
+      lines.push_back(absl::StrCat("+", NameOf(tag), " ", bytes, " @", offset, " ", stream.name()));
+    }
+    void OnRelease(MemoryTag tag, int64_t bytes, int64_t offset) override {
+      lines.push_back(absl::StrCat("-", NameOf(tag), " ", bytes, " @", offset));
+    }
+    void OnSettle() override { lines.push_back("settle"); }
+    std::vector<std::string> lines;
+  };
+  NotingStream stream;
+  Notes notes;
+  Allocator allocator(Arena(kKiB));
+  allocator.set_observer(&notes);
+  Buffer mlp = Take(allocator, 300, stream, MemoryTag::kMlp);
+  Buffer empty = Take(allocator, 0, stream);
+  Buffer logits = Take(allocator, 1, stream, MemoryTag::kLogits);
+  empty.Free();
+  mlp.Free();
+  allocator.Settle();
+  allocator.set_observer(nullptr);
+  logits.Free();
+  EXPECT_THAT(notes.lines,
+              ElementsAre("+mlp 300 @0 noting", "+logits 1 @512 noting", "-mlp 300 @0", "settle"));
+  // A full arena hands out nothing.
+  allocator.set_observer(&notes);
+  EXPECT_FALSE(allocator.Allocate(MemoryTag::kMlp, 2 * kKiB, stream).ok());
+  EXPECT_EQ(notes.lines.size(), 4u);
 }
 
 }  // namespace

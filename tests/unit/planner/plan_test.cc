@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
@@ -197,29 +198,110 @@ TEST(Plan, DeviceAndHostMustFitTogether) {
   EXPECT_TRUE(TryPlan(With("fpdt"), needed).ok());
   const absl::Status status = TryPlan(With("fpdt"), needed - 1).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(
-      std::string(status.message()),
-      AllOf(HasSubstr(absl::StrCat("(", needed, " bytes, ")), HasSubstr(" as the device's"),
-            HasSubstr(absl::StrCat("(", needed - 1, " bytes)")), HasSubstr("query_chunks 8"),
-            HasSubstr("on the host would not on backend cpu")));
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr(absl::StrCat("(", needed, " bytes, ")), HasSubstr(" as the device's"),
+                    HasSubstr(absl::StrCat("(", needed - 1, " bytes)")), HasSubstr("would fit")));
 }
 
-TEST(Plan, ARefusalNamesWhatWouldHelpThisJob) {
-  const auto refusal = [](const std::vector<std::string>& job) {
-    const absl::Status status = TryPlan(job, 1000).status();
-    EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
-    return std::string(status.message());
+int64_t Needed(const v1::RunPlan& plan) {
+  int64_t needed = 0;
+  for (const v1::RankPlan& rank : plan.ranks()) {
+    needed = std::max(needed, rank.memory().arena_bytes() + rank.host_memory().arena_bytes());
+  }
+  return needed;
+}
+
+// "memory.overlap: false would fit, .." of a refusal: "memory.overlap=false".
+std::vector<std::string> ChangeOf(const absl::Status& refusal) {
+  const std::vector<std::string> clauses = absl::StrSplit(refusal.message(), "; ");
+  const std::string change = clauses.back().substr(0, clauses.back().find(" would fit"));
+  std::vector<std::string> overrides;
+  for (const std::string& part : std::vector<std::string>(absl::StrSplit(change, " with "))) {
+    const std::vector<std::string> field = absl::StrSplit(part, ": ");
+    UPIPE_CHECK(field.size() == 2) << refusal;
+    overrides.push_back(
+        absl::StrCat(absl::StrContains(field[0], '.') ? "" : "parallel.", field[0], "=", field[1]));
+  }
+  return overrides;
+}
+
+// What a refusal says would fit does, with the room that was refused.
+TEST(Plan, TheNearestChangeOfARefusalFits) {
+  const std::vector<std::vector<std::string>> jobs = {
+      {"memory.attention_output=device", "train.context=8K"},
+      {"memory.overlap=on", "train.context=8K"},
+      {"parallel.heads_per_stage=8", "train.context=8K"},
+      {"parallel.ring_ranks=2", "memory.ring_kv=keep", "train.context=8K"},
+      {"parallel.dp_ranks=2", "parallel.heads_per_stage=2"},
   };
-  EXPECT_THAT(refusal({}),
-              AllOf(HasSubstr("more ranks than 4, a context shorter than 256 or query_chunks 2"),
-                    HasSubstr("may take 1000 B (1000 bytes)"), Not(HasSubstr("method upipe")),
-                    Not(HasSubstr("as the host's"))));
-  EXPECT_THAT(refusal({"parallel.ring_ranks=2", "memory.ring_kv=keep", "memory.overlap=on",
-                       "memory.attention_output=device", "model.num_layers=16"}),
-              AllOf(HasSubstr("method upipe with heads_per_stage 2"), HasSubstr("ring_kv pass"),
-                    HasSubstr("overlap off"), HasSubstr("attention_output recompute"),
-                    HasSubstr("checkpoint_stride 2")));
-  EXPECT_THAT(refusal({"parallel.dp_ranks=2"}), HasSubstr("fsdp_ranks in place of dp_ranks"));
+  for (const std::vector<std::string>& job : jobs) {
+    const int64_t room = Needed(Plan(job)) - 1;
+    const absl::Status status = TryPlan(job, room).status();
+    ASSERT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+    std::vector<std::string> changed = job;
+    for (std::string& change : ChangeOf(status)) changed.push_back(std::move(change));
+    EXPECT_TRUE(TryPlan(changed, room).ok()) << status << "\n" << TryPlan(changed, room).status();
+  }
+}
+
+TEST(Plan, ARefusalWithoutASingleChangeNamesALongerOne) {
+  const auto refusal = [](int64_t room) {
+    return std::string(TryPlan({"train.context=64K"}, room).status().message());
+  };
+  EXPECT_THAT(refusal(2 << 20), HasSubstr("would fit, about the longest for 4 ranks"));
+  EXPECT_THAT(refusal(1000), HasSubstr("no shorter context would fit either"));
+}
+
+TEST(Plan, WhatIsAutoIsChosenAndNoLongerAuto) {
+  const v1::RunPlan plan =
+      Plan({"parallel.method=auto", "parallel.heads_per_stage=", "memory.policy=auto",
+            "train.context=8K"});
+  EXPECT_FALSE(HasAuto(plan.spec()));
+  EXPECT_EQ(plan.spec().memory().policy(), v1::POLICY_CHOICE_WRITTEN);
+  EXPECT_GT(plan.candidates_size(), 3);
+  EXPECT_EQ(plan.candidates(0).verdict(), "the fastest that fits");
+  EXPECT_GT(plan.searched(), plan.candidates_size() / 2);
+  EXPECT_GT(plan.step_time().seconds(), 0);
+  double sum = 0;
+  for (const v1::StepTime::Part& part : plan.step_time().parts()) sum += part.seconds();
+  EXPECT_NEAR(sum, plan.step_time().seconds(), 1e-9 * sum);
+  // The same as a job that names what was chosen.
+  v1::JobSpec named = plan.spec();
+  const auto again = MakeRunPlan(named, {.check_data = false});
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(Needed(*again), Needed(plan));
+}
+
+// With half the room of the fastest plan, a slower one that fits.
+TEST(Plan, LessRoomIsALeanerPlanThatFits) {
+  const std::vector<std::string> job = {"parallel.method=auto",
+                                        "parallel.heads_per_stage=", "memory.policy=auto",
+                                        "train.context=32K"};
+  const v1::RunPlan fast = Plan(job);
+  const int64_t room = Needed(fast) * 2 / 3;
+  const auto lean = TryPlan(job, room);
+  ASSERT_TRUE(lean.ok()) << lean.status();
+  EXPECT_LE(Needed(*lean), room);
+  EXPECT_GE(lean->step_time().seconds(), fast.step_time().seconds());
+}
+
+TEST(Plan, CudaIsPlannedAndNotRun) {
+  const v1::JobSpec spec = Spec({"parallel.backend=cuda", "train.dtype=bf16"});
+  EXPECT_EQ(MakeRunPlan(spec, {.check_data = false}).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+  const auto plan = MakeRunPlan(spec, {.check_data = false, .must_run = false});
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->device(), "h100-80gb");
+  EXPECT_EQ(plan->attention_kernel(), "cuda cudnn 9.19 bf16");
+  EXPECT_GT(plan->budget().reserved_bytes(), 0);
+  EXPECT_GT(plan->budget().host_bytes(), 0);
+}
+
+TEST(Plan, DevicesThatAreUnknownOrOfAnotherBackendAreNamed) {
+  EXPECT_THAT(std::string(TryPlan({"parallel.device=h300"}).status().message()),
+              HasSubstr("h100-80gb"));
+  EXPECT_THAT(std::string(TryPlan({"parallel.device=h200"}).status().message()),
+              HasSubstr("device h200 is of backend cuda and parallel.backend is cpu"));
 }
 
 TEST(Plan, ItsOwnLimitCountsToo) {

@@ -4,35 +4,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tools/report/scale.h"
-
 namespace upipe::report {
 namespace {
 
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
-
-TEST(Scale, MapsBothWays) {
-  const Scale down = {.from = {0, 10}, .to = {100, 0}};
-  EXPECT_DOUBLE_EQ(down(0), 100);
-  EXPECT_DOUBLE_EQ(down(2.5), 75);
-}
-
-TEST(Scale, TicksAreRoundNumbersInside) {
-  EXPECT_THAT(RoundTicks({2.7, 5.7}, 6), ElementsAre(3, 3.5, 4, 4.5, 5, 5.5));
-  EXPECT_THAT(WholeTicks({1, 3}, 8), ElementsAre(1, 2, 3));
-  const double mib = 1 << 20;
-  EXPECT_THAT(ByteTicks({0, 13 * mib}, 8),
-              ElementsAre(0, 2 * mib, 4 * mib, 6 * mib, 8 * mib, 10 * mib, 12 * mib));
-}
-
-TEST(Scale, Numbers) {
-  EXPECT_EQ(PlainNumber(2.50), "2.5");
-  EXPECT_EQ(PlainNumber(-0.00001), "0");
-  EXPECT_EQ(ShortNumber(6845), "6.8K");
-  EXPECT_EQ(Bytes(1536), "1.5 KiB");
-}
 
 LineChart Line() {
   return {.title = "loss <&> \"more\"",

@@ -285,6 +285,8 @@ TEST(Agent, CausesFollowTheEvidence) {
   finished.set_peer_failure(true);
   EXPECT_EQ(cause_of({.exit_code = 1}, finished).kind(), v1::CAUSE_KIND_PEER_FAILURE);
   EXPECT_THAT(cause_of({.exit_code = 1}, finished).message(), HasSubstr("rank 3 closed"));
+  finished.set_selfcheck_failed(true);
+  EXPECT_EQ(cause_of({.exit_code = 1}, finished).kind(), v1::CAUSE_KIND_SELFCHECK);
 }
 
 TEST(Agent, StopWithoutGraceKillsAndTheGenerationStaysStopped) {

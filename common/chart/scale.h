@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-namespace upipe::report {
+namespace upipe::chart {
 
 struct Range {
   double low = 0;
@@ -33,4 +33,4 @@ std::string PlainNumber(double value);
 std::string ShortNumber(double value);
 std::string Bytes(double value);
 
-}  // namespace upipe::report
+}  // namespace upipe::chart

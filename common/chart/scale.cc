@@ -1,4 +1,4 @@
-#include "tools/report/scale.h"
+#include "common/chart/scale.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,7 +8,7 @@
 #include "common/check.h"
 #include "common/units.h"
 
-namespace upipe::report {
+namespace upipe::chart {
 namespace {
 
 std::vector<double> Multiples(Range range, double step) {
@@ -67,4 +67,4 @@ std::string ShortNumber(double value) {
 
 std::string Bytes(double value) { return FormatBytes(std::llround(value)); }
 
-}  // namespace upipe::report
+}  // namespace upipe::chart

@@ -1,0 +1,56 @@
+// What there is (a device, its memory, its node's) and what points of the search take of it. Prices
+// are composed dry runs of the job's own step (compose.h), timed by the device description.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "planner/plan.h"
+#include "planner/search.h"
+#include "upipe/v1/device.pb.h"
+
+namespace upipe::planner {
+
+class Pricing {
+ public:
+  // `spec` may leave things auto. NotFound or InvalidArgument about the device description.
+  static absl::StatusOr<Pricing> For(const v1::JobSpec& spec, const PlanLimits& limits);
+
+  const v1::DeviceFile& device() const { return device_; }
+  int ranks_per_node() const { return ranks_per_node_; }
+  // Device and host memory are one RAM: backends cpu and reference.
+  bool one_ram() const { return one_ram_; }
+  const v1::MemoryBudget& budget() const { return budget_; }
+  Room room() const;
+  int num_threads() const { return num_threads_; }
+
+  // Exact, of a spec without anything auto. Thread safe.
+  absl::StatusOr<Price> Of(const v1::JobSpec& spec) const;
+  // The same for a search: where a rank has many tokens, from steps over two short contexts (see
+  // estimate in pricing.cc). Bytes are those of every category at its fullest, as if all were so at
+  // once, which is a few percent more than the plan will take. Thread safe.
+  absl::StatusOr<Price> Estimate(const v1::JobSpec& spec) const;
+  // Estimates; borrows this.
+  Pricer pricer() const {
+    return [this](const v1::JobSpec& spec) { return Estimate(spec); };
+  }
+
+  // Price of a plan whose ranks are filled in; seconds of its step_time.
+  Price Of(const v1::RunPlan& plan) const;
+  // The step of the slowest of `ranks`. `shape` needs spec, schedule and model_flops.
+  absl::StatusOr<v1::StepTime> Time(const v1::RunPlan& shape,
+                                    const std::vector<StepCounts>& ranks) const;
+
+ private:
+  absl::StatusOr<v1::RunPlan> Composed(const v1::JobSpec& spec,
+                                       std::vector<StepCounts>& counts) const;
+
+  v1::DeviceFile device_;
+  int num_threads_ = 1;
+  int ranks_per_node_ = 1;
+  bool one_ram_ = true;
+  v1::MemoryBudget budget_;
+};
+
+}  // namespace upipe::planner
