@@ -68,7 +68,10 @@ absl::StatusOr<v1::JobSpec> WithLongestContext(const v1::JobSpec& spec, const Pl
 absl::StatusOr<v1::JobSpec> WithFewestRanks(const v1::JobSpec& spec, const PlanLimits& limits,
                                             const Progress& progress) {
   UPIPE_ASSIGN_OR_RETURN(const Pricing pricing, Pricing::For(spec, limits));
-  const int node = pricing.ranks_per_node();
+  // As many to a node as the device description, or the job, says; not what the ranks of now fill.
+  const int described = spec.parallel().has_ranks_per_node() ? spec.parallel().ranks_per_node()
+                                                             : pricing.device().devices_per_node();
+  const int node = pricing.one_ram() ? 1 : std::max(1, described);
   const v1::ParallelSpec parallel = WithParallelDefaults(spec.parallel());
   const int groups = parallel.fsdp_ranks() * parallel.dp_ranks();
   std::vector<int> counts;
@@ -79,7 +82,8 @@ absl::StatusOr<v1::JobSpec> WithFewestRanks(const v1::JobSpec& spec, const PlanL
   const auto with = [&](int ranks) {
     v1::JobSpec asked = spec;
     asked.mutable_parallel()->set_ranks(ranks);
-    asked.mutable_parallel()->set_ranks_per_node(std::min(ranks, node));
+    asked.mutable_parallel()->clear_ranks_per_node();
+    if (!pricing.one_ram()) asked.mutable_parallel()->set_ranks_per_node(std::min(ranks, node));
     return asked;
   };
   const auto fits = [&](int64_t index) -> absl::StatusOr<bool> {

@@ -111,9 +111,11 @@ absl::StatusOr<Pricing> Pricing::For(const v1::JobSpec& spec, const PlanLimits& 
   pricing.one_ram_ = !cuda;
   pricing.ranks_per_node_ = parallel.ranks_per_node();
   if (pricing.ranks_per_node_ == 0) {
-    const int per_node = pricing.device_.devices_per_node();
-    pricing.ranks_per_node_ =
-        cuda && per_node > 0 && parallel.ranks() % per_node == 0 ? per_node : parallel.ranks();
+    // On cuda as many as a node has devices, or fewer, so that every node has as many.
+    int per_node = parallel.ranks();
+    if (cuda) per_node = std::clamp(pricing.device_.devices_per_node(), 1, parallel.ranks());
+    while (parallel.ranks() % per_node != 0) --per_node;
+    pricing.ranks_per_node_ = per_node;
   }
   int64_t memory = limits.memory_per_rank_bytes;
   if (cuda && memory == PlanLimits::kUnlimited) {

@@ -144,6 +144,11 @@ void ShowProgress(const std::string& line) {
 absl::StatusOr<PlanLimits> LimitsOf(const Flags& flags, const v1::JobSpec& spec) {
   PlanLimits limits;
   const bool cuda = spec.parallel().backend() == "cuda";
+  if (flags.min_ranks && !cuda && flags.memory_per_rank.empty()) {
+    return absl::InvalidArgumentError(
+        "--min-gpus needs --memory-per-rank on a backend that is not cuda: ranks there share one "
+        "memory, so more of them have less each");
+  }
   if (!flags.memory_per_rank.empty()) {
     UPIPE_ASSIGN_OR_RETURN(limits.memory_per_rank_bytes, ParseBytes(flags.memory_per_rank));
   } else if (!cuda) {

@@ -115,6 +115,7 @@ TEST_F(PlanVerb, TheFewestDevicesFitAndFewerDoNot) {
   const json plan = PlanJson(asked);
   const int ranks = plan["spec"]["parallel"]["ranks"];
   EXPECT_GT(ranks, 1);
+  EXPECT_EQ(plan["spec"]["parallel"]["ranks_per_node"], std::min(ranks, 8)) << "a node of the H100";
   std::vector<std::string> fewer = setup;
   fewer.insert(fewer.end(), {"--gpus", absl::StrCat(ranks / 2)});
   EXPECT_EQ(Plan(fewer).exit_code, 1);
@@ -174,6 +175,7 @@ TEST_F(PlanVerb, BadInputIsOneSentence) {
                 {"context=8K..4K"});
   ExpectRefused({"--model", "tiny", "--gpus", "2", "--sweep", "ranks=1..4"}, 2, {"ranks=1..4"});
   ExpectRefused({}, 2, {"name a job file or --model"});
+  ExpectRefused({JobFile(), "--without-data", "--min-gpus"}, 2, {"needs --memory-per-rank"});
   EXPECT_EQ(Plan({"--model", "tiny", "--gpus", "0", "--context", "8K"}).exit_code, 2);
   EXPECT_EQ(Plan({"--model", "tiny", "--max-context", "--sweep", "context=1K..2K"}).exit_code, 2);
 }

@@ -297,6 +297,19 @@ TEST(Plan, CudaIsPlannedAndNotRun) {
   EXPECT_GT(plan->budget().host_bytes(), 0);
 }
 
+// No node has more devices than the description says, and every node as many.
+TEST(Plan, RanksAreSharedOutOverWholeNodes) {
+  for (const auto& [ranks, per_node] :
+       {std::pair(4, 4), {8, 8}, {12, 6}, {16, 8}, {7, 7}, {11, 1}}) {
+    const v1::JobSpec spec =
+        Spec({"parallel.backend=cuda", "train.dtype=bf16", "parallel.method=ring",
+              "parallel.heads_per_stage=", absl::StrCat("parallel.ranks=", ranks)});
+    const auto plan = MakeRunPlan(spec, {.check_data = false, .must_run = false});
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    EXPECT_EQ(plan->spec().parallel().ranks_per_node(), per_node) << ranks;
+  }
+}
+
 TEST(Plan, DevicesThatAreUnknownOrOfAnotherBackendAreNamed) {
   EXPECT_THAT(std::string(TryPlan({"parallel.device=h300"}).status().message()),
               HasSubstr("h100-80gb"));
