@@ -303,10 +303,11 @@ def plans(report):
         split = f"{row['method']}, {row['mesh']}" + (f", U {row['heads_per_stage']}" if row["heads_per_stage"] else "")
         cells = [f"{row['model']} on {row['ranks']}", f"{row['context'] // 2**20}M", split, row["policy"]]
         cells += [f"{row['device_bytes'] / 2**30:.1f}", f"{row['host_bytes'] / 2**30:,.0f}"]
-        rows.append([*cells, f"{row['step_seconds'] / 3600:.1f}", f"{row['tokens_per_second_per_rank']:.1f}"])
+        cells += [f"{row['step_seconds'] / 3600:.1f}", f"{row['tokens_per_second_per_rank']:.1f}"]
+        rows.append([*cells, f"{row['planning_seconds']:.0f} ({row['planning_cpu_seconds']:.0f})"])
     head = ["model on devices", "context, tokens", "split", "policy", "device, GiB", "host per node, GiB"]
     search, named = report["search"], report["named"]
-    return table([*head, "step, hours", "tokens/s per rank"], rows) + (
+    return table([*head, "step, hours", "tokens/s per rank", "planned in, s (CPU s)"], rows) + (
         f"\nBytes are for attention kernel \"{report['beyond'][0]['attention_kernel']}\". Planning here: a search at 5M tokens "
         f"of llama3-8b on 8 took {search['planning_seconds']:.1f} s ({search['planning_cpu_seconds']:.1f} s of CPU, "
         f"{search['points_priced']:,} points priced), the same plan with everything named {named['planning_seconds']:.1f} s.\n"

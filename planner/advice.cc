@@ -10,6 +10,7 @@
 #include "common/spec/job_spec.h"
 #include "common/status.h"
 #include "common/units.h"
+#include "planner/in_threads.h"
 #include "planner/points.h"
 #include "planner/search.h"
 
@@ -61,24 +62,41 @@ std::string TimeText(double seconds, double before) {
   return percent < 0.05 ? "no slower" : absl::StrFormat("%.1f %% slower", percent);
 }
 
+// The change of one field that fits and costs least time; empty where there is none. Estimates say
+// in which order to look, exact prices what fits.
+absl::StatusOr<std::string> FastestSingleChange(const v1::JobSpec& spec, const Pricing& pricing) {
+  std::vector<Move> moves = SingleChanges(spec);
+  std::vector<Price> estimates(moves.size());
+  UPIPE_RETURN_IF_ERROR(
+      InThreads(pricing.num_threads(), moves.size(), [&](size_t i) -> absl::Status {
+        UPIPE_ASSIGN_OR_RETURN(estimates[i], pricing.Estimate(moves[i].spec));
+        return absl::OkStatus();
+      }));
+  Room wider = pricing.room();
+  wider.device_bytes =
+      static_cast<int64_t>(kEstimateSlack * static_cast<double>(wider.device_bytes));
+  std::vector<size_t> order;
+  for (size_t i = 0; i < moves.size(); ++i) {
+    if (Fits(estimates[i], wider)) order.push_back(i);
+  }
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return estimates[a].seconds < estimates[b].seconds; });
+  for (const size_t i : order) {
+    UPIPE_ASSIGN_OR_RETURN(const Price price, pricing.Of(moves[i].spec));
+    if (!Fits(price, pricing.room())) continue;
+    UPIPE_ASSIGN_OR_RETURN(const Price before, pricing.Of(spec));
+    return absl::StrCat(moves[i].what, " would fit, with ", FormatBytes(price.device_bytes), ", ",
+                        TimeText(price.seconds, before.seconds));
+  }
+  return "";
+}
+
 }  // namespace
 
 absl::StatusOr<std::string> NearestChange(const v1::JobSpec& spec, const Pricing& pricing) {
   if (!HasAuto(spec)) {
-    UPIPE_ASSIGN_OR_RETURN(const Price before, pricing.Of(spec));
-    std::optional<Price> best;
-    std::string what;
-    for (const Move& move : SingleChanges(spec)) {
-      UPIPE_ASSIGN_OR_RETURN(const Price price, pricing.Of(move.spec));
-      if (!Fits(price, pricing.room())) continue;
-      if (best.has_value() && best->seconds <= price.seconds) continue;
-      best = price;
-      what = move.what;
-    }
-    if (best.has_value()) {
-      return absl::StrCat(what, " would fit, with ", FormatBytes(best->device_bytes), ", ",
-                          TimeText(best->seconds, before.seconds));
-    }
+    UPIPE_ASSIGN_OR_RETURN(const std::string change, FastestSingleChange(spec, pricing));
+    if (!change.empty()) return change;
   }
   const v1::JobSpec open = LeftToPlanner(spec);
   const auto fits = [&](int64_t context) -> absl::StatusOr<bool> {
@@ -109,7 +127,7 @@ absl::StatusOr<std::string> NearestChange(const v1::JobSpec& spec, const Pricing
       spec.parallel().ranks(), " ranks of this memory");
 }
 
-absl::Status Refusal(const v1::RunPlan& plan, const Pricing& pricing) {
+absl::Status Refusal(const v1::RunPlan& plan, const Pricing& pricing, bool advise) {
   const auto taken = [&](const v1::RankPlan& rank) {
     return rank.memory().arena_bytes() + (pricing.one_ram() ? rank.host_memory().arena_bytes() : 0);
   };
@@ -133,14 +151,18 @@ absl::Status Refusal(const v1::RunPlan& plan, const Pricing& pricing) {
           ? ""
           : absl::StrCat(", ", FormatBytes(fullest.memory().arena_bytes()), " as the device's and ",
                          FormatBytes(on_host), " as the host's");
-  UPIPE_ASSIGN_OR_RETURN(const std::string change, NearestChange(plan.spec(), pricing));
+  std::string change;
+  if (advise) {
+    UPIPE_ASSIGN_OR_RETURN(change, NearestChange(plan.spec(), pricing));
+    change = absl::StrCat("; ", change);
+  }
   return absl::ResourceExhaustedError(absl::StrCat(
       device ? absl::StrCat("rank ", fullest.rank(), " needs ")
              : absl::StrCat("the ranks of a node need "),
       FormatBytes(needed), " (", needed, " bytes", both, ")", device ? "" : " of host memory",
       " and may take ", FormatBytes(available), " (", available, " bytes); at the peak ",
       mostly_host ? "of the host's " : "", "(", memory.peak_moment(), ") the largest category is ",
-      largest.tag(), " with ", FormatBytes(largest.at_peak_bytes()), "; ", change));
+      largest.tag(), " with ", FormatBytes(largest.at_peak_bytes()), change));
 }
 
 }  // namespace upipe::planner

@@ -15,7 +15,8 @@ namespace upipe::planner {
 absl::StatusOr<std::string> NearestChange(const v1::JobSpec& spec, const Pricing& pricing);
 
 // Why a whole plan with nothing auto is refused: ResourceExhausted naming the rank or node, bytes
-// asked and available, the moment and the largest category of its peak, and the nearest change.
-absl::Status Refusal(const v1::RunPlan& plan, const Pricing& pricing);
+// asked and available, the moment and the largest category of its peak, and, with `advise`, the
+// nearest change.
+absl::Status Refusal(const v1::RunPlan& plan, const Pricing& pricing, bool advise);
 
 }  // namespace upipe::planner

@@ -13,6 +13,7 @@
 #include "engine/parallel/plan_hash.h"
 #include "engine/train/step.h"
 #include "kernels/api/attention_pairs.h"
+#include "planner/in_threads.h"
 #include "planner/recording.h"
 
 namespace upipe::planner {
@@ -112,6 +113,18 @@ int PeerOf(const Mesh& mesh, int rank, int like, int peer) {
     at.ulysses = to.ulysses;
   }
   return mesh.RankAt(at);
+}
+
+template <typename ShapeOf>
+std::vector<std::vector<int>> GroupBy(int num_ranks, const ShapeOf& shape_of) {
+  std::map<Shape, size_t> group_of;
+  std::vector<std::vector<int>> groups;
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    const auto [known, is_new] = group_of.emplace(shape_of(rank), groups.size());
+    if (is_new) groups.emplace_back();
+    groups[known->second].push_back(rank);
+  }
+  return groups;
 }
 
 // ---- shorter plans
@@ -226,21 +239,64 @@ bool Same(const RankDryRun& a, const RankDryRun& b) {
 // What the ranks of one group are composed from.
 class Composer {
  public:
-  // Runs `rank`, which stands for its group.
+  // Runs `rank`, which stands for its group. `known`, of the same rank of a plan of another
+  // context, lends what was run over few tokens. What is composed holds once Prove says so.
   static absl::StatusOr<Composer> Create(const v1::RunPlan& plan, int rank,
-                                         const std::string& attention_kernel) {
+                                         const std::string& attention_kernel,
+                                         const Composer* known = nullptr) {
     const int64_t layers = plan.spec().model().num_layers();
     Composer composer(plan, rank, attention_kernel);
     const Repeats& repeats = composer.repeats_;
     const int64_t few = layers - repeats.segments * repeats.segment_layers;
     composer.few_plan_ = WithLayers(plan, few);
     composer.few_tokens_plan_ = WithFewTokens(WithLayers(plan, layers));
+    if (known != nullptr) {
+      composer.streams_ = known->streams_;
+      composer.all_layers_ = known->all_layers_;
+      composer.few_layers_ = known->few_layers_;
+    } else {
+      UPIPE_ASSIGN_OR_RETURN(composer.all_layers_, composer.Run(composer.few_tokens_plan_, rank));
+      UPIPE_ASSIGN_OR_RETURN(composer.few_layers_,
+                             composer.Run(WithFewTokens(composer.few_plan_), rank));
+    }
     UPIPE_ASSIGN_OR_RETURN(composer.few_, composer.Run(composer.few_plan_, rank));
-    UPIPE_ASSIGN_OR_RETURN(composer.all_layers_, composer.Run(composer.few_tokens_plan_, rank));
-    UPIPE_ASSIGN_OR_RETURN(composer.few_layers_,
-                           composer.Run(WithFewTokens(composer.few_plan_), rank));
-    UPIPE_RETURN_IF_ERROR(composer.Prove());
+    for (const Recording* run : {&composer.few_, &composer.few_layers_, &composer.all_layers_}) {
+      if (OptimizerOf(*run) == nullptr) {
+        return absl::FailedPreconditionError("a step without a pass of the optimizer");
+      }
+    }
     return composer;
+  }
+
+  // That what is said of layers, tokens and the optimizer is so: composing few layers over few
+  // tokens gives what all layers over few tokens gave, and the optimizer does not see tokens.
+  absl::Status Prove() const {
+    const Fragment* few = OptimizerOf(few_);
+    const Fragment* few_layers = OptimizerOf(few_layers_);
+    if (few->events != few_layers->events || few->counts != few_layers->counts) {
+      return absl::FailedPreconditionError("the optimizer's work depends on the tokens");
+    }
+    Repeats repeats = repeats_;
+    repeats.micro_steps = 0;
+    std::deque<Fragment> made;
+    UPIPE_ASSIGN_OR_RETURN(
+        const std::vector<Played> played,
+        Arrange(few_layers_, {few_layers_, all_layers_}, *OptimizerOf(all_layers_), repeats, made));
+    UPIPE_ASSIGN_OR_RETURN(const RankDryRun composed,
+                           Play(played, few_tokens_plan_, rank_, streams_));
+    if (Same(composed, all_layers_.result)) return absl::OkStatus();
+    return absl::FailedPreconditionError("layers in the middle differ");
+  }
+
+  absl::StatusOr<Outline> Outlined() const {
+    std::deque<Fragment> made;
+    UPIPE_ASSIGN_OR_RETURN(
+        const std::vector<Played> played,
+        Arrange(few_, {few_layers_, all_layers_}, *OptimizerOf(all_layers_), repeats_, made));
+    UPIPE_ASSIGN_OR_RETURN(Outline outline, OutlineOf(played, few_plan_));
+    const v1::MemoryUsage& memory = few_.result.rank.memory();
+    outline.unused_bytes = memory.arena_bytes() - memory.peak_bytes();
+    return outline;
   }
 
   // A rank of the group.
@@ -283,28 +339,6 @@ class Composer {
     return Record(plan, rank, attention_kernel_, repeats_.segment_layers, streams_);
   }
 
-  // That what is said of layers, tokens and the optimizer is so: composing few layers over few
-  // tokens gives what all layers over few tokens gave, and the optimizer does not see tokens.
-  absl::Status Prove() {
-    const Fragment* few = OptimizerOf(few_);
-    const Fragment* few_layers = OptimizerOf(few_layers_);
-    const Fragment* all_layers = OptimizerOf(all_layers_);
-    if (few == nullptr || few_layers == nullptr || all_layers == nullptr ||
-        few->events != few_layers->events || few->counts != few_layers->counts) {
-      return absl::FailedPreconditionError("the optimizer's work depends on the tokens");
-    }
-    Repeats repeats = repeats_;
-    repeats.micro_steps = 0;
-    std::deque<Fragment> made;
-    UPIPE_ASSIGN_OR_RETURN(
-        const std::vector<Played> played,
-        Arrange(few_layers_, {few_layers_, all_layers_}, *all_layers, repeats, made));
-    UPIPE_ASSIGN_OR_RETURN(const RankDryRun composed,
-                           Play(played, few_tokens_plan_, rank_, streams_));
-    if (Same(composed, all_layers_.result)) return absl::OkStatus();
-    return absl::FailedPreconditionError("layers in the middle differ");
-  }
-
   const v1::RunPlan& plan_;
   int rank_;
   std::string attention_kernel_;
@@ -331,32 +365,34 @@ absl::StatusOr<std::vector<RankDryRun>> ComposeOrRun(const v1::RunPlan& plan,
 
 }  // namespace
 
+std::vector<std::vector<int>> RanksOfSameHeads(const v1::RunPlan& plan) {
+  const Mesh mesh = Mesh::From(plan.spec().parallel());
+  return GroupBy(mesh.num_ranks(),
+                 [&](int rank) { return HeadsOf(plan.schedule(), mesh.Of(rank).ulysses); });
+}
+
 std::vector<std::vector<int>> AlikeRanks(const v1::RunPlan& plan) {
   const v1::ModelSpec& model = plan.spec().model();
   const Mesh mesh = Mesh::From(plan.spec().parallel());
   const parallel::TokenMap tokens = train::TokensOf(plan.spec());
   const auto window = model.has_window() ? std::optional<int64_t>(model.window()) : std::nullopt;
   const kernels::AttentionMask mask = tokens.Mask(model.causal(), window, {0});
-  std::map<Shape, size_t> group_of;
-  std::vector<std::vector<int>> groups;
-  for (int rank = 0; rank < mesh.num_ranks(); ++rank) {
+  return GroupBy(mesh.num_ranks(), [&](int rank) {
     Shape shape = HeadsOf(plan.schedule(), mesh.Of(rank).ulysses);
     AddLoss(tokens, mesh.ContextRank(rank), shape);
     shape.push_back(0);  // no run of tokens is that long
     AddAttention(tokens, mask, mesh.Of(rank).ring, shape);
     shape.push_back(0);
     AddNode(plan, mesh, rank, shape);
-    const auto [known, is_new] = group_of.emplace(std::move(shape), groups.size());
-    if (is_new) groups.emplace_back();
-    groups[known->second].push_back(rank);
-  }
-  return groups;
+    return shape;
+  });
 }
 
 absl::StatusOr<std::vector<RankDryRun>> ComposeAlike(const v1::RunPlan& plan,
                                                      const std::vector<int>& ranks,
                                                      const std::string& attention_kernel) {
   UPIPE_ASSIGN_OR_RETURN(Composer composer, Composer::Create(plan, ranks[0], attention_kernel));
+  UPIPE_RETURN_IF_ERROR(composer.Prove());
   std::vector<RankDryRun> runs;
   for (int rank : ranks) {
     UPIPE_ASSIGN_OR_RETURN(RankDryRun run, composer.Compose(rank));
@@ -373,14 +409,32 @@ absl::StatusOr<RankDryRun> ComposeRank(const v1::RunPlan& plan, int rank,
 }
 
 absl::StatusOr<std::vector<RankDryRun>> ComposeRanks(const v1::RunPlan& plan,
-                                                     const std::string& attention_kernel) {
+                                                     const std::string& attention_kernel,
+                                                     int num_threads) {
   std::vector<RankDryRun> runs(plan.spec().parallel().ranks());
-  for (const std::vector<int>& group : AlikeRanks(plan)) {
+  const std::vector<std::vector<int>> groups = AlikeRanks(plan);
+  UPIPE_RETURN_IF_ERROR(InThreads(num_threads, groups.size(), [&](size_t index) -> absl::Status {
+    const std::vector<int>& group = groups[index];
     UPIPE_ASSIGN_OR_RETURN(std::vector<RankDryRun> of_group,
                            ComposeOrRun(plan, group, attention_kernel));
     for (size_t i = 0; i < group.size(); ++i) runs[group[i]] = std::move(of_group[i]);
-  }
+    return absl::OkStatus();
+  }));
   return runs;
+}
+
+absl::StatusOr<std::vector<Outline>> OutlinesOf(const std::vector<v1::RunPlan>& plans, int rank,
+                                                const std::string& attention_kernel) {
+  std::vector<Outline> outlines;
+  std::optional<Composer> last;
+  for (const v1::RunPlan& plan : plans) {
+    UPIPE_ASSIGN_OR_RETURN(
+        Composer composer,
+        Composer::Create(plan, rank, attention_kernel, last.has_value() ? &*last : nullptr));
+    UPIPE_ASSIGN_OR_RETURN(outlines.emplace_back(), composer.Outlined());
+    last.emplace(std::move(composer));
+  }
+  return outlines;
 }
 
 }  // namespace upipe::planner

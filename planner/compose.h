@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "planner/dry_run.h"
+#include "planner/recording.h"
 
 namespace upipe::planner {
 
@@ -19,6 +20,10 @@ namespace upipe::planner {
 // first rank. `plan` needs spec (with defaults) and schedule.
 std::vector<std::vector<int>> AlikeRanks(const v1::RunPlan& plan);
 
+// Ranks with as many heads as each other at every stage. All that else tells ranks apart, a
+// balanced token map keeps small: to an estimate they are alike. Groups ascend by their first rank.
+std::vector<std::vector<int>> RanksOfSameHeads(const v1::RunPlan& plan);
+
 // DryRunRank(plan, rank, attention_kernel), byte for byte and FLOP for FLOP (sums of 2^53 and more
 // are rounded in another order), from a run of three checkpoint segments, the last as long as the
 // model's last, and of at most two micro-steps. What is not the layers' work (parameters,
@@ -27,9 +32,15 @@ std::vector<std::vector<int>> AlikeRanks(const v1::RunPlan& plan);
 absl::StatusOr<RankDryRun> ComposeRank(const v1::RunPlan& plan, int rank,
                                        const std::string& attention_kernel = "own");
 
-// Of all ranks, in order: one long run per group of AlikeRanks.
+// Of all ranks, in order: one long run per group of AlikeRanks, on up to `num_threads` threads.
 absl::StatusOr<std::vector<RankDryRun>> ComposeRanks(const v1::RunPlan& plan,
-                                                     const std::string& attention_kernel = "own");
+                                                     const std::string& attention_kernel,
+                                                     int num_threads);
+
+// Outlines of one rank's runs, of plans that differ in nothing but the context: what does not
+// depend on it is run once, and nothing is proven.
+absl::StatusOr<std::vector<Outline>> OutlinesOf(const std::vector<v1::RunPlan>& plans, int rank,
+                                                const std::string& attention_kernel);
 
 // Of some ranks of one group, and never from whole runs: FailedPrecondition where composing does
 // not give what running gives.

@@ -28,25 +28,31 @@ v1::JobSpec WithContext(v1::JobSpec spec, int64_t context) {
   return spec;
 }
 
-// What of `spec` fits, nothing auto in it.
-absl::StatusOr<std::optional<v1::JobSpec>> FirstThatFits(const v1::JobSpec& spec,
-                                                         const PlanLimits& limits) {
+// Whether something of `spec` fits, by estimates.
+absl::StatusOr<bool> SeemsToFit(const v1::JobSpec& spec, const PlanLimits& limits) {
   UPIPE_ASSIGN_OR_RETURN(const Pricing pricing, Pricing::For(spec, limits));
-  return AnythingThatFits(WithDefaults(spec), pricing.pricer(), pricing.room(), limits.num_threads);
+  UPIPE_ASSIGN_OR_RETURN(const auto found, AnythingThatFits(WithDefaults(spec), pricing.pricer(),
+                                                            pricing.room(), limits.num_threads));
+  return found.has_value();
+}
+
+PlanLimits WithoutAdvice(PlanLimits limits) {
+  limits.advise = false;
+  return limits;
 }
 
 }  // namespace
 
-absl::StatusOr<v1::JobSpec> WithLongestContext(const v1::JobSpec& spec, const PlanLimits& limits,
+absl::StatusOr<v1::RunPlan> PlanLongestContext(const v1::JobSpec& spec, const PlanLimits& limits,
                                                const Progress& progress) {
   const v1::ParallelSpec parallel = WithParallelDefaults(spec.parallel());
   const int64_t unit =
       kShortest * parallel.ranks() / (int64_t{parallel.fsdp_ranks()} * parallel.dp_ranks());
   const auto fits = [&](int64_t context) -> absl::StatusOr<bool> {
-    UPIPE_ASSIGN_OR_RETURN(const auto found, FirstThatFits(WithContext(spec, context), limits));
-    Tell(progress, absl::StrCat(FormatTokenCount(context), " tokens ",
-                                found.has_value() ? "fit" : "do not fit"));
-    return found.has_value();
+    UPIPE_ASSIGN_OR_RETURN(const bool fits, SeemsToFit(WithContext(spec, context), limits));
+    Tell(progress,
+         absl::StrCat(FormatTokenCount(context), " tokens ", fits ? "fit" : "do not fit"));
+    return fits;
   };
   UPIPE_ASSIGN_OR_RETURN(
       const int64_t longest,
@@ -54,9 +60,8 @@ absl::StatusOr<v1::JobSpec> WithLongestContext(const v1::JobSpec& spec, const Pl
   // What is told is planned exactly: an estimate may have been too low, by ever more than thought.
   int64_t less = RoundUp(longest / 128, unit);
   for (int64_t context = longest; context >= unit; context -= less, less *= 2) {
-    const auto plan = MakeRunPlan(WithContext(spec, context), limits);
-    if (plan.ok()) return WithContext(spec, context);
-    if (!absl::IsResourceExhausted(plan.status())) return plan.status();
+    auto plan = MakeRunPlan(WithContext(spec, context), WithoutAdvice(limits));
+    if (!absl::IsResourceExhausted(plan.status())) return plan;
     Tell(progress, absl::StrCat(FormatTokenCount(context), " tokens do not fit after all"));
   }
   return absl::ResourceExhaustedError(
@@ -89,10 +94,9 @@ absl::StatusOr<v1::JobSpec> WithFewestRanks(const v1::JobSpec& spec, const PlanL
   const auto fits = [&](int64_t index) -> absl::StatusOr<bool> {
     const v1::JobSpec asked = with(counts[index - 1]);
     if (!ValidateJobSpec(asked).empty()) return false;
-    UPIPE_ASSIGN_OR_RETURN(const auto found, FirstThatFits(asked, limits));
-    Tell(progress, absl::StrCat(counts[index - 1], " ranks ",
-                                found.has_value() ? "are enough" : "are too few"));
-    return found.has_value();
+    UPIPE_ASSIGN_OR_RETURN(const bool fits, SeemsToFit(asked, limits));
+    Tell(progress, absl::StrCat(counts[index - 1], " ranks ", fits ? "are enough" : "are too few"));
+    return fits;
   };
   for (size_t i = 1; i <= counts.size(); ++i) {
     UPIPE_ASSIGN_OR_RETURN(const bool enough, fits(static_cast<int64_t>(i)));
@@ -117,7 +121,8 @@ absl::StatusOr<std::vector<SweepPlan>> Sweep(const v1::JobSpec& spec,
   for (const int64_t context : contexts) {
     SweepPlan& point = points.emplace_back();
     point.context = context;
-    absl::StatusOr<v1::RunPlan> plan = MakeRunPlan(WithContext(spec, context), limits);
+    absl::StatusOr<v1::RunPlan> plan =
+        MakeRunPlan(WithContext(spec, context), WithoutAdvice(limits));
     if (plan.ok()) {
       point.plan = *std::move(plan);
     } else if (absl::IsResourceExhausted(plan.status())) {

@@ -12,9 +12,9 @@
 
 namespace upipe::planner {
 
-// The longest context that fits, to within 1/128 of it where estimates hold: `spec` with it.
+// The plan of the longest context that fits, to within 1/128 of it where estimates hold.
 // ResourceExhausted when not even the shortest asked about, 1K tokens per context rank, fits.
-absl::StatusOr<v1::JobSpec> WithLongestContext(const v1::JobSpec& spec, const PlanLimits& limits,
+absl::StatusOr<v1::RunPlan> PlanLongestContext(const v1::JobSpec& spec, const PlanLimits& limits,
                                                const Progress& progress);
 
 // The fewest ranks that fit the context: divisors of a node, then whole nodes up to the largest job

@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,6 +23,7 @@
 #include "kernels/device_factory.h"
 #include "planner/advice.h"
 #include "planner/compose.h"
+#include "planner/in_threads.h"
 #include "planner/notes.h"
 #include "planner/pricing.h"
 #include "planner/search.h"
@@ -31,7 +33,7 @@ namespace {
 
 // Beyond so many micro-steps no rank is run whole.
 constexpr int64_t kWholeMicroSteps = 4;
-// How often a search is tried again with less room.
+// How often a search is tried again when what it found takes more than its estimate.
 constexpr int kSearches = 4;
 
 absl::Status CheckSpec(const v1::JobSpec& spec) {
@@ -103,9 +105,69 @@ double ModelFlops(const v1::JobSpec& spec) {
          (6 * weights * static_cast<double>(context) + layers * 12 * heads * pairs);
 }
 
-// Searches for what is auto; `plan` receives what else was looked at.
-absl::StatusOr<v1::JobSpec> Choose(const v1::JobSpec& spec, const Pricing& pricing,
-                                   const PlanLimits& limits, v1::RunPlan& plan) {
+// Estimates of a pricing, each made once, and how far plans have been above them.
+class Estimates {
+ public:
+  explicit Estimates(const Pricing& pricing) : pricing_(pricing) {}
+
+  // Thread safe.
+  absl::StatusOr<Price> Of(const v1::JobSpec& point) {
+    UPIPE_ASSIGN_OR_RETURN(Price price, Uncorrected(point));
+    price.device_bytes = static_cast<int64_t>(device_ * static_cast<double>(price.device_bytes));
+    price.host_bytes = static_cast<int64_t>(host_ * static_cast<double>(price.host_bytes));
+    return price;
+  }
+  Pricer pricer() {
+    return [this](const v1::JobSpec& point) { return Of(point); };
+  }
+
+  // What the plan of one point takes beyond its estimate, all others may too.
+  void Correct(const Price& estimate, const Price& exact) {
+    const auto grow = [](double& factor, int64_t estimated, int64_t taken) {
+      if (taken > estimated && estimated > 0) {
+        factor *= static_cast<double>(taken) / static_cast<double>(estimated);
+      }
+    };
+    grow(device_, estimate.device_bytes, exact.device_bytes);
+    grow(host_, estimate.host_bytes, exact.host_bytes);
+  }
+
+ private:
+  absl::StatusOr<Price> Uncorrected(const v1::JobSpec& point) {
+    const std::string key =
+        absl::StrCat(point.parallel().SerializeAsString(), "|", point.memory().SerializeAsString());
+    {
+      const std::lock_guard lock(mutex_);
+      if (const auto found = known_.find(key); found != known_.end()) return found->second;
+    }
+    UPIPE_ASSIGN_OR_RETURN(const Price price, pricing_.Estimate(point));
+    const std::lock_guard lock(mutex_);
+    return known_[key] = price;
+  }
+
+  const Pricing& pricing_;
+  double device_ = 1;
+  double host_ = 1;
+  std::mutex mutex_;
+  std::map<std::string, Price> known_;
+};
+
+// Where room is so tight that estimates cannot tell: the first point that fits exactly.
+absl::StatusOr<std::optional<v1::JobSpec>> FitsAfterAll(const v1::JobSpec& spec,
+                                                        const Pricing& pricing,
+                                                        Estimates& estimates) {
+  Room wider = pricing.room();
+  wider.device_bytes =
+      static_cast<int64_t>(kEstimateSlack * static_cast<double>(wider.device_bytes));
+  UPIPE_ASSIGN_OR_RETURN(const std::optional<v1::JobSpec> nearly,
+                         AnythingThatFits(spec, estimates.pricer(), wider, pricing.num_threads()));
+  if (!nearly.has_value()) return std::nullopt;
+  return AnythingThatFits(spec, pricing.exact_pricer(), pricing.room(), pricing.num_threads());
+}
+
+// The plan of what is searched for, with what else was looked at.
+absl::StatusOr<v1::RunPlan> Choose(const v1::JobSpec& spec, const Pricing& pricing,
+                                   const PlanLimits& limits) {
   SearchOptions options = {
       .room = pricing.room(), .num_threads = limits.num_threads, .progress = nullptr};
   if (limits.progress != nullptr) {
@@ -116,70 +178,46 @@ absl::StatusOr<v1::JobSpec> Choose(const v1::JobSpec& spec, const Pricing& prici
                                         : std::string(", nothing fits yet")));
     };
   }
-  std::mutex mutex;
-  std::map<std::string, Price> known;
-  const Pricer estimate = [&](const v1::JobSpec& point) -> absl::StatusOr<Price> {
-    const std::string key =
-        absl::StrCat(point.parallel().SerializeAsString(), "|", point.memory().SerializeAsString());
-    {
-      const std::lock_guard lock(mutex);
-      if (const auto found = known.find(key); found != known.end()) return found->second;
+  Estimates estimates(pricing);
+  absl::StatusOr<SearchResult> found = Search(spec, estimates.pricer(), options);
+  for (int searches = 1; found.ok() && searches <= kSearches; ++searches) {
+    UPIPE_ASSIGN_OR_RETURN(v1::RunPlan plan, pricing.Plan(found->best));
+    const Price exact = pricing.Of(plan);
+    if (Fits(exact, pricing.room())) {
+      plan.mutable_candidates()->Add(found->candidates.begin(), found->candidates.end());
+      plan.set_searched(found->priced);
+      return plan;
     }
-    UPIPE_ASSIGN_OR_RETURN(const Price price, pricing.Estimate(point));
-    const std::lock_guard lock(mutex);
-    return known[key] = price;
-  };
-  absl::StatusOr<SearchResult> found = Search(spec, estimate, options);
-  // An estimate may be below what the plan takes: then with as much less room.
-  for (int again = 0; again < kSearches && found.ok(); ++again) {
-    UPIPE_ASSIGN_OR_RETURN(const Price exact, pricing.Of(found->best));
-    if (Fits(exact, pricing.room())) break;
-    const auto shrink = [](int64_t& room, int64_t estimated, int64_t taken) {
-      if (taken > estimated && estimated > 0) {
-        room = static_cast<int64_t>(static_cast<double>(room) * static_cast<double>(estimated) /
-                                    static_cast<double>(taken));
-      }
-    };
-    shrink(options.room.device_bytes, found->price.device_bytes, exact.device_bytes);
-    shrink(options.room.host_bytes, found->price.host_bytes, exact.host_bytes);
-    found = Search(spec, estimate, options);
+    estimates.Correct(found->price, exact);
+    found = Search(spec, estimates.pricer(), options);
   }
-  if (absl::IsResourceExhausted(found.status())) {
-    UPIPE_ASSIGN_OR_RETURN(const std::string change, NearestChange(spec, pricing));
-    return absl::ResourceExhaustedError(absl::StrCat(found.status().message(), "; ", change));
-  }
-  UPIPE_RETURN_IF_ERROR(found.status());
-  for (v1::Candidate& candidate : found->candidates) {
-    *plan.add_candidates() = std::move(candidate);
-  }
-  plan.set_searched(found->priced);
-  return std::move(found->best);
+  if (!found.ok() && !absl::IsResourceExhausted(found.status())) return found.status();
+  UPIPE_ASSIGN_OR_RETURN(auto after_all, FitsAfterAll(spec, pricing, estimates));
+  if (after_all.has_value()) return pricing.Plan(*after_all);
+  if (found.ok()) return pricing.Plan(found->best);  // its refusal says what it lacks
+  if (!limits.advise) return found.status();
+  UPIPE_ASSIGN_OR_RETURN(const std::string change, NearestChange(spec, pricing));
+  return absl::ResourceExhaustedError(absl::StrCat(found.status().message(), "; ", change));
 }
 
-// Composed of short runs, then for a rank of each list shape run whole: the same numbers.
-absl::Status PriceRanks(const Pricing& pricing, v1::RunPlan& plan) {
-  const std::string& kernel = pricing.device().attention_kernel();
-  UPIPE_ASSIGN_OR_RETURN(std::vector<RankDryRun> ranks, ComposeRanks(plan, kernel));
-  std::vector<StepCounts> counts;
-  for (RankDryRun& rank : ranks) {
-    *plan.add_ranks() = std::move(rank.rank);
-    counts.push_back(std::move(rank.counts));
-  }
-  UPIPE_ASSIGN_OR_RETURN(*plan.mutable_step_time(), pricing.Time(plan, counts));
+// That a rank of each list shape, run whole, takes what was composed for it of short runs.
+absl::Status CheckWhole(const Pricing& pricing, const v1::RunPlan& plan) {
   if (plan.spec().train().gradient_accumulation() > kWholeMicroSteps) return absl::OkStatus();
-  for (const std::vector<int>& alike : AlikeRanks(plan)) {
-    UPIPE_ASSIGN_OR_RETURN(const RankDryRun whole, DryRunRank(plan, alike[0], kernel));
-    const v1::RankPlan& composed = plan.ranks(alike[0]);
+  const std::vector<std::vector<int>> groups = AlikeRanks(plan);
+  return InThreads(pricing.num_threads(), groups.size(), [&](size_t i) -> absl::Status {
+    const int rank = groups[i][0];
+    UPIPE_ASSIGN_OR_RETURN(const RankDryRun whole,
+                           DryRunRank(plan, rank, pricing.device().attention_kernel()));
+    const v1::RankPlan& composed = plan.ranks(rank);
     if (whole.rank.memory().SerializeAsString() == composed.memory().SerializeAsString() &&
         whole.rank.host_memory().SerializeAsString() ==
             composed.host_memory().SerializeAsString()) {
-      continue;
+      return absl::OkStatus();
     }
     return absl::InternalError(
-        absl::StrCat("rank ", alike[0], " run whole takes ", whole.rank.memory().arena_bytes(),
+        absl::StrCat("rank ", rank, " run whole takes ", whole.rank.memory().arena_bytes(),
                      " bytes, composed of shorter runs ", composed.memory().arena_bytes()));
-  }
-  return absl::OkStatus();
+  });
 }
 
 }  // namespace
@@ -211,22 +249,16 @@ absl::StatusOr<v1::RunPlan> MakeRunPlan(const v1::JobSpec& spec, const PlanLimit
   if (limits.must_run) UPIPE_RETURN_IF_ERROR(kernels::CheckBackend(full.parallel().backend()));
   if (limits.check_data) UPIPE_RETURN_IF_ERROR(CheckData(full));
   UPIPE_ASSIGN_OR_RETURN(const Pricing pricing, Pricing::For(full, limits));
-  v1::RunPlan looked_at;
-  v1::JobSpec chosen = full;
-  if (HasAuto(full)) {
-    UPIPE_ASSIGN_OR_RETURN(chosen, Choose(full, pricing, limits, looked_at));
-  }
-  chosen.mutable_parallel()->set_ranks_per_node(pricing.ranks_per_node());
-  UPIPE_ASSIGN_OR_RETURN(v1::RunPlan plan, PlanShape(chosen));
-  plan.MergeFrom(looked_at);
-  UPIPE_RETURN_IF_ERROR(PriceRanks(pricing, plan));
+  UPIPE_ASSIGN_OR_RETURN(v1::RunPlan plan,
+                         HasAuto(full) ? Choose(full, pricing, limits) : pricing.Plan(full));
+  if (!Fits(pricing.Of(plan), pricing.room())) return Refusal(plan, pricing, limits.advise);
+  UPIPE_RETURN_IF_ERROR(CheckWhole(pricing, plan));
   plan.set_device(pricing.device().name());
   *plan.mutable_budget() = pricing.budget();
   plan.set_attention_kernel(absl::StrCat(full.parallel().backend(), " ",
                                          pricing.device().attention_kernel(), " ",
                                          NameOf(model::StorageTypeOf(full.train()))));
   for (std::string& note : PlanNotes(plan)) plan.add_notes(std::move(note));
-  if (!Fits(pricing.Of(plan), pricing.room())) return Refusal(plan, pricing);
   plan.set_plan_hash(parallel::HashOf(plan));
   return plan;
 }

@@ -33,6 +33,8 @@ struct PlanLimits {
   bool check_data = true;
   // Refuses backends that this build only plans for.
   bool must_run = true;
+  // A refusal names the nearest change that fits, which is priced first: as long as many plans.
+  bool advise = true;
   const v1::DeviceFile* device = nullptr;  // instead of the one parallel.device names; borrowed
   std::string device_folder;               // of device files beside the known ones
   int num_threads = 1;

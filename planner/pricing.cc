@@ -1,7 +1,6 @@
 #include "planner/pricing.h"
 
 #include <algorithm>
-#include <array>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -29,24 +28,27 @@ constexpr int64_t kChunkTokens = 512;
 // At `times` the context of `one`; `two` has twice that.
 double Affine(double one, double two, double times) { return one + (times - 1) * (two - one); }
 
-// All categories at their fullest, attention's together at theirs. What the tiles of the MLP and
-// the loss hold is freed before attention's is there.
-double FullestTogether(const v1::MemoryUsage& memory) {
-  auto bytes = static_cast<double>(memory.attention_peak_bytes());
-  for (const v1::TagBytes& tag : memory.tags()) {
-    if (absl::StartsWith(tag.tag(), "attn_") || tag.tag() == "mlp" || tag.tag() == "logits") {
-      continue;
+// Of the fullest kind of moment at `times` the context of `one`.
+int64_t Peak(const MomentPeaks& one, const MomentPeaks& two, double times) {
+  double peak = 0;
+  for (const auto& [moment, at_two] : two) {
+    const auto found = one.find(moment);
+    const MomentPeak& at_one = found == one.end() ? at_two : found->second;
+    const auto grown = [&](int64_t in_one, int64_t in_two) {
+      return Affine(static_cast<double>(in_one), static_cast<double>(in_two), times);
+    };
+    double held = 0, scratch = 0;
+    for (size_t tag = 0; tag < at_two.held_bytes.size(); ++tag) {
+      held += grown(at_one.held_bytes[tag], at_two.held_bytes[tag]);
     }
-    bytes += static_cast<double>(tag.peak_bytes());
+    const bool same = at_one.scratch_bytes.size() == at_two.scratch_bytes.size();
+    for (size_t i = 0; i < at_two.scratch_bytes.size(); ++i) {
+      const int64_t bytes = at_two.scratch_bytes[i];
+      scratch = std::max(scratch, grown(same ? at_one.scratch_bytes[i] : bytes, bytes));
+    }
+    peak = std::max(peak, held + scratch);
   }
-  return bytes;
-}
-
-int64_t BytesAt(const v1::MemoryUsage& one, const v1::MemoryUsage& two, double times) {
-  const double together = Affine(FullestTogether(one), FullestTogether(two), times);
-  const double peak =
-      Affine(static_cast<double>(one.arena_bytes()), static_cast<double>(two.arena_bytes()), times);
-  return static_cast<int64_t>(std::max(together, peak));
+  return static_cast<int64_t>(peak);
 }
 
 bool IsAttention(const kernels::DryCalls& calls) {
@@ -141,7 +143,9 @@ absl::StatusOr<Pricing> Pricing::For(const v1::JobSpec& spec, const PlanLimits& 
 }
 
 Room Pricing::room() const {
-  return {.device_bytes = budget_.device_bytes(), .host_bytes = budget_.host_bytes()};
+  return {.device_bytes = budget_.device_bytes(),
+          .host_bytes = budget_.host_bytes(),
+          .node_ranks = ranks_per_node_};
 }
 
 Price Pricing::Of(const v1::RunPlan& plan) const {
@@ -169,55 +173,59 @@ absl::StatusOr<v1::StepTime> Pricing::Time(const v1::RunPlan& shape,
   return slowest;
 }
 
-absl::StatusOr<v1::RunPlan> Pricing::Composed(const v1::JobSpec& spec,
-                                              std::vector<StepCounts>& counts) const {
+absl::StatusOr<v1::RunPlan> Pricing::Shape(const v1::JobSpec& spec) const {
   v1::JobSpec placed = spec;
   placed.mutable_parallel()->set_ranks_per_node(ranks_per_node_);
-  UPIPE_ASSIGN_OR_RETURN(v1::RunPlan plan, PlanShape(placed));
+  return PlanShape(placed);
+}
+
+absl::StatusOr<v1::RunPlan> Pricing::Plan(const v1::JobSpec& spec) const {
+  UPIPE_ASSIGN_OR_RETURN(v1::RunPlan plan, Shape(spec));
   UPIPE_ASSIGN_OR_RETURN(std::vector<RankDryRun> ranks,
-                         ComposeRanks(plan, device_.attention_kernel()));
+                         ComposeRanks(plan, device_.attention_kernel(), num_threads_));
+  std::vector<StepCounts> counts;
   for (RankDryRun& rank : ranks) {
     *plan.add_ranks() = std::move(rank.rank);
     counts.push_back(std::move(rank.counts));
   }
+  UPIPE_ASSIGN_OR_RETURN(*plan.mutable_step_time(), Time(plan, counts));
   return plan;
 }
 
 absl::StatusOr<Price> Pricing::Of(const v1::JobSpec& spec) const {
-  std::vector<StepCounts> counts;
-  UPIPE_ASSIGN_OR_RETURN(v1::RunPlan plan, Composed(spec, counts));
-  UPIPE_ASSIGN_OR_RETURN(*plan.mutable_step_time(), Time(plan, counts));
+  UPIPE_ASSIGN_OR_RETURN(const v1::RunPlan plan, Plan(spec));
   return Of(plan);
 }
 
 // Estimates. A step is made of tiles of tokens: its counts, but for attention's, are affine in the
-// context, and so is each category at its fullest. Two short contexts tell both, the peak of all
-// categories together does not: in a short step it is somewhere else than in a long one.
+// context, and so is what each category holds at a kind of moment, and the scratch of each
+// operation. Two short contexts tell them; the peak is that of the moment that is fullest in the
+// long one, which in a short one is another.
 absl::StatusOr<Price> Pricing::Estimate(const v1::JobSpec& spec) const {
   const ContextRanks ranks = *ContextRanksOf(spec.parallel());
   const int64_t tokens = std::max(kShortTokens, kChunkTokens * spec.memory().query_chunks());
   const int64_t context = spec.train().context();
   if (context <= 3 * tokens * ranks.total()) return Of(spec);
   v1::JobSpec shorter = spec;
-  std::array<v1::RunPlan, 2> plans;
-  std::array<std::vector<StepCounts>, 2> counts;
-  for (int i = 0; i < 2; ++i) {
-    shorter.mutable_train()->set_context((i + 1) * tokens * ranks.total());
-    UPIPE_ASSIGN_OR_RETURN(plans[i], Composed(shorter, counts[i]));
+  std::vector<v1::RunPlan> shapes;
+  for (int i = 1; i <= 2; ++i) {
+    shorter.mutable_train()->set_context(i * tokens * ranks.total());
+    UPIPE_ASSIGN_OR_RETURN(shapes.emplace_back(), Shape(shorter));
   }
   const double times = static_cast<double>(context) / static_cast<double>(tokens * ranks.total());
-  UPIPE_ASSIGN_OR_RETURN(v1::RunPlan plan, PlanShape(spec));
+  UPIPE_ASSIGN_OR_RETURN(v1::RunPlan plan, Shape(spec));
+  for (int rank = 0; rank < spec.parallel().ranks(); ++rank) plan.add_ranks()->set_rank(rank);
   std::vector<StepCounts> whole;
-  for (size_t rank = 0; rank < counts[0].size(); ++rank) {
-    const v1::RankPlan& one = plans[0].ranks(static_cast<int>(rank));
-    const v1::RankPlan& two = plans[1].ranks(static_cast<int>(rank));
-    v1::RankPlan& sum = *plan.add_ranks();
-    sum.mutable_memory()->set_arena_bytes(BytesAt(one.memory(), two.memory(), times));
-    sum.mutable_host_memory()->set_arena_bytes(
-        BytesAt(one.host_memory(), two.host_memory(), times));
-    // Ranks that do alike need timing once.
-    if (rank > 0 && counts[0][rank] == counts[0][rank - 1]) continue;
-    whole.push_back(CountsAt(counts[0][rank], counts[1][rank], times));
+  for (const std::vector<int>& alike : RanksOfSameHeads(plan)) {
+    UPIPE_ASSIGN_OR_RETURN(const std::vector<Outline> outlines,
+                           OutlinesOf(shapes, alike[0], device_.attention_kernel()));
+    const Outline &one = outlines[0], &two = outlines[1];
+    for (const int rank : alike) {
+      v1::RankPlan& sum = *plan.mutable_ranks(rank);
+      sum.mutable_memory()->set_arena_bytes(Peak(one.device, two.device, times) + two.unused_bytes);
+      sum.mutable_host_memory()->set_arena_bytes(Peak(one.host, two.host, times));
+    }
+    whole.push_back(CountsAt(one.counts, two.counts, times));
   }
   UPIPE_ASSIGN_OR_RETURN(*plan.mutable_step_time(), Time(plan, whole));
   return Of(plan);

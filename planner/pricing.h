@@ -12,6 +12,9 @@
 
 namespace upipe::planner {
 
+// By what factor an estimate of device memory may be too high.
+inline constexpr double kEstimateSlack = 1.25;
+
 class Pricing {
  public:
   // `spec` may leave things auto. NotFound or InvalidArgument about the device description.
@@ -25,13 +28,20 @@ class Pricing {
   Room room() const;
   int num_threads() const { return num_threads_; }
 
-  // Exact, of a spec without anything auto. Thread safe.
+  // The plan of a spec without anything auto: composed dry runs of all ranks and their time; no
+  // budget, no hash, nothing compared with what there is. Thread safe.
+  absl::StatusOr<v1::RunPlan> Plan(const v1::JobSpec& spec) const;
+  // Of that plan.
   absl::StatusOr<Price> Of(const v1::JobSpec& spec) const;
   // The same for a search: where a rank has many tokens, from steps over two short contexts (see
-  // estimate in pricing.cc). Bytes are those of every category at its fullest, as if all were so at
-  // once, which is a few percent more than the plan will take. Thread safe.
+  // estimate in pricing.cc), of one rank of each list of heads. Time and host bytes to a fraction
+  // of a percent, device bytes to a few percent where the context is long. Thread safe.
   absl::StatusOr<Price> Estimate(const v1::JobSpec& spec) const;
-  // Estimates; borrows this.
+  // Of; borrows this.
+  Pricer exact_pricer() const {
+    return [this](const v1::JobSpec& spec) { return Of(spec); };
+  }
+  // Estimate; borrows this.
   Pricer pricer() const {
     return [this](const v1::JobSpec& spec) { return Estimate(spec); };
   }
@@ -43,8 +53,8 @@ class Pricing {
                                     const std::vector<StepCounts>& ranks) const;
 
  private:
-  absl::StatusOr<v1::RunPlan> Composed(const v1::JobSpec& spec,
-                                       std::vector<StepCounts>& counts) const;
+  // Without ranks, on this many to a node.
+  absl::StatusOr<v1::RunPlan> Shape(const v1::JobSpec& spec) const;
 
   v1::DeviceFile device_;
   int num_threads_ = 1;

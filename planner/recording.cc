@@ -165,6 +165,33 @@ class Recorder final : public DryRunObserver {
   std::vector<int64_t> sent_before_;
 };
 
+// What is alive of one pool while events pass, oldest first. Item has tag() and bytes().
+template <typename Item>
+class Alive {
+ public:
+  void Add(Item item) { items_.push_back(std::move(item)); }
+
+  absl::StatusOr<Item> Take(const RecordedEvent& event) {
+    const auto count = static_cast<int64_t>(items_.size());
+    if (event.younger >= count) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "the buffer below ", event.younger, " others is released, ", count, " are alive"));
+    }
+    const auto released = items_.begin() + (count - 1 - event.younger);
+    if (released->tag != event.tag || released->bytes() != event.bytes) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("a release of ", event.bytes, " bytes of ", NameOf(event.tag), " finds ",
+                       released->bytes(), " of ", NameOf(released->tag)));
+    }
+    Item item = std::move(*released);
+    items_.erase(released);
+    return item;
+  }
+
+ private:
+  std::vector<Item> items_;
+};
+
 // One pool while a recording is played to it.
 class Player {
  public:
@@ -178,11 +205,11 @@ class Player {
         UPIPE_ASSIGN_OR_RETURN(
             kernels::Buffer buffer,
             allocator_.Allocate(event.tag, event.bytes, *streams_[event.stream]));
-        alive_.push_back({std::move(buffer), event.tag});
+        alive_.Add({std::move(buffer), event.tag});
         return absl::OkStatus();
       }
       case Kind::kRelease:
-        return Release(event);
+        return alive_.Take(event).status();
       case Kind::kSettle:
         allocator_.Settle();
         return absl::OkStatus();
@@ -193,31 +220,83 @@ class Player {
   }
 
  private:
-  struct Alive {
+  struct Block {
     kernels::Buffer buffer;
     MemoryTag tag;
+    int64_t bytes() const { return buffer.size_bytes(); }
   };
-
-  absl::Status Release(const RecordedEvent& event) {
-    const auto count = static_cast<int64_t>(alive_.size());
-    if (event.younger >= count) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          "the buffer below ", event.younger, " others is released, ", count, " are alive"));
-    }
-    const auto released = alive_.begin() + (count - 1 - event.younger);
-    if (released->tag != event.tag || released->buffer.size_bytes() != event.bytes) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("a release of ", event.bytes, " bytes of ", NameOf(event.tag), " finds ",
-                       released->buffer.size_bytes(), " of ", NameOf(released->tag)));
-    }
-    alive_.erase(released);
-    return absl::OkStatus();
-  }
 
   kernels::Allocator& allocator_;
   const std::vector<std::unique_ptr<kernels::Stream>>& streams_;
-  std::vector<Alive> alive_;  // oldest first
+  Alive<Block> alive_;
 };
+
+// One pool while the most that it holds is looked for.
+class PeakFinder {
+ public:
+  void Enter(const engine::Moment& moment) {
+    peak_ = &peaks_[{moment.pass, moment.stage}];
+    for (size_t tag = 0; tag < now_.size(); ++tag) Raise(tag);
+  }
+
+  // `touch`: of scratch that one operation takes and gives back.
+  absl::Status See(const RecordedEvent& event, bool touch) {
+    const auto tag = static_cast<size_t>(event.tag);
+    if (event.kind == Kind::kAllocate) {
+      alive_.Add({event.tag, event.bytes});
+      if (touch) {
+        AddScratch(event.bytes);
+      } else {
+        now_[tag] += event.bytes;
+        Raise(tag);
+      }
+      return absl::OkStatus();
+    }
+    if (event.kind != Kind::kRelease) return absl::OkStatus();
+    UPIPE_RETURN_IF_ERROR(alive_.Take(event).status());
+    if (!touch) now_[tag] -= event.bytes;
+    return absl::OkStatus();
+  }
+
+  MomentPeaks peaks() && { return std::move(peaks_); }
+
+ private:
+  struct Block {
+    MemoryTag tag;
+    int64_t size = 0;
+    int64_t bytes() const { return size; }
+  };
+
+  void Raise(size_t tag) {
+    if (peak_ != nullptr) peak_->held_bytes[tag] = std::max(peak_->held_bytes[tag], now_[tag]);
+  }
+  void AddScratch(int64_t bytes) {
+    if (peak_ == nullptr) return;
+    std::vector<int64_t>& sizes = peak_->scratch_bytes;
+    if (std::find(sizes.begin(), sizes.end(), bytes) == sizes.end()) sizes.push_back(bytes);
+  }
+
+  Alive<Block> alive_;
+  kernels::TagBytes now_ = {};
+  MomentPeak* peak_ = nullptr;
+  MomentPeaks peaks_;
+};
+
+// That event `i` and the next, or the last and it, are scratch of one operation.
+bool IsTouch(const std::vector<RecordedEvent>& events, size_t i) {
+  if (events[i].kind != Kind::kAllocate && i == 0) return false;
+  const size_t first = events[i].kind == Kind::kAllocate ? i : i - 1;
+  if (first + 1 >= events.size()) return false;
+  const RecordedEvent &taken = events[first], &given = events[first + 1];
+  return taken.kind == Kind::kAllocate && given.kind == Kind::kRelease &&
+         taken.host == given.host && given.younger == 0;
+}
+
+bool IsOfStep(const Fragment& fragment, const v1::RunPlan& plan) {
+  const int64_t evaluation_round =
+      kFirstMicroStepRound + plan.spec().train().gradient_accumulation();
+  return fragment.round != kAllocationRound && fragment.round < evaluation_round;
+}
 
 }  // namespace
 
@@ -231,6 +310,28 @@ absl::StatusOr<Recording> Record(const v1::RunPlan& plan, int rank,
   return recording;
 }
 
+absl::StatusOr<Outline> OutlineOf(const std::vector<Played>& fragments, const v1::RunPlan& plan) {
+  Outline outline;
+  PeakFinder device, host;
+  for (const Played& played : fragments) {
+    const std::vector<RecordedEvent>& events = played.fragment->events;
+    for (size_t i = 0; i < events.size(); ++i) {
+      if (events[i].kind == Kind::kMark) {
+        device.Enter(events[i].moment);
+        host.Enter(events[i].moment);
+        continue;
+      }
+      UPIPE_RETURN_IF_ERROR((events[i].host ? host : device).See(events[i], IsTouch(events, i)));
+    }
+    if (IsOfStep(*played.fragment, plan)) {
+      outline.counts.AddTimes(played.fragment->counts, played.times);
+    }
+  }
+  outline.device = std::move(device).peaks();
+  outline.host = std::move(host).peaks();
+  return outline;
+}
+
 absl::StatusOr<RankDryRun> Play(const std::vector<Played>& fragments, const v1::RunPlan& plan,
                                 int rank, const StreamNames& streams) {
   // Any backend's: only its pools are used.
@@ -238,8 +339,6 @@ absl::StatusOr<RankDryRun> Play(const std::vector<Played>& fragments, const v1::
   std::vector<std::unique_ptr<kernels::Stream>> made;
   for (const std::string& name : streams) made.push_back(device->CreateStream(name));
   Player on_device(device->allocator(), made), on_host(device->host_allocator(), made);
-  const int64_t evaluation_round =
-      kFirstMicroStepRound + plan.spec().train().gradient_accumulation();
   RankDryRun result;
   std::vector<int64_t> sent(plan.spec().parallel().ranks(), 0);
   for (const Played& played : fragments) {
@@ -255,7 +354,7 @@ absl::StatusOr<RankDryRun> Play(const std::vector<Played>& fragments, const v1::
       }
       UPIPE_RETURN_IF_ERROR((event.host ? on_host : on_device).Play(event));
     }
-    if (fragment.round == kAllocationRound || fragment.round >= evaluation_round) continue;
+    if (!IsOfStep(fragment, plan)) continue;
     result.counts.AddTimes(fragment.counts, played.times);
     for (size_t peer = 0; peer < sent.size(); ++peer) {
       sent[peer] += played.times * fragment.bytes_sent_to_peer[peer];

@@ -5,11 +5,14 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "kernels/api/allocator.h"
 #include "kernels/api/memory_tag.h"
 #include "planner/dry_run.h"
 
@@ -72,6 +75,24 @@ struct Played {
   int64_t layers_later = 0;  // added to the layer of its marks
   int64_t times = 1;         // in the counts; its events are played once
 };
+
+// The most that is held at once at one kind of moment, as it grows with the context: every category
+// at its fullest, and the scratch of single operations by itself, of which only the largest counts.
+struct MomentPeak {
+  kernels::TagBytes held_bytes = {};
+  std::vector<int64_t> scratch_bytes;  // different sizes, in the order they first came
+};
+// By pass and stage, all layers together.
+using MomentPeaks = std::map<std::pair<StepPass, int>, MomentPeak>;
+
+// A run without the places of its blocks: all that two short runs need to tell of a long one.
+struct Outline {
+  StepCounts counts;  // of one step
+  MomentPeaks device, host;
+  int64_t unused_bytes = 0;  // of the device's arena when most of it was in use
+};
+// FailedPrecondition as Play's.
+absl::StatusOr<Outline> OutlineOf(const std::vector<Played>& fragments, const v1::RunPlan& plan);
 
 // What a run of these fragments counts and takes, of a plan with as many micro-steps as they have.
 // FailedPrecondition when a release finds another buffer than it was recorded with: the fragments

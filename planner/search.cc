@@ -1,20 +1,20 @@
 #include "planner/search.h"
 
 #include <algorithm>
-#include <atomic>
+#include <iterator>
 #include <limits>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <set>
-#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "common/check.h"
 #include "common/spec/job_spec.h"
 #include "common/status.h"
 #include "common/units.h"
+#include "planner/in_threads.h"
 #include "planner/notes.h"
 #include "planner/points.h"
 
@@ -27,8 +27,7 @@ constexpr double kWorthwhile = 2e-3;
 // Prices each point once, several at a time.
 class PriceList {
  public:
-  PriceList(const Pricer& pricer, int num_threads)
-      : pricer_(pricer), num_threads_(std::max(1, num_threads)) {}
+  PriceList(const Pricer& pricer, int num_threads) : pricer_(pricer), num_threads_(num_threads) {}
 
   // In the order of `specs`. The first error of any, when there is one.
   absl::StatusOr<std::vector<Price>> Of(const std::vector<v1::JobSpec>& specs) {
@@ -36,21 +35,12 @@ class PriceList {
     for (size_t i = 0; i < specs.size(); ++i) {
       if (!known_.contains(KeyOf(specs[i]))) unknown.push_back(i);
     }
-    std::vector<absl::StatusOr<Price>> fresh(unknown.size(), absl::UnknownError("not priced"));
-    std::atomic<size_t> next{0};
-    const auto work = [&] {
-      for (size_t i = next++; i < unknown.size(); i = next++) fresh[i] = pricer_(specs[unknown[i]]);
-    };
-    std::vector<std::thread> threads;
-    for (int i = 1; i < std::min<int>(num_threads_, static_cast<int>(unknown.size())); ++i) {
-      threads.emplace_back(work);
-    }
-    work();
-    for (std::thread& thread : threads) thread.join();
-    for (size_t i = 0; i < unknown.size(); ++i) {
-      UPIPE_RETURN_IF_ERROR(fresh[i].status());
-      known_[KeyOf(specs[unknown[i]])] = *fresh[i];
-    }
+    std::vector<Price> fresh(unknown.size());
+    UPIPE_RETURN_IF_ERROR(InThreads(num_threads_, unknown.size(), [&](size_t i) -> absl::Status {
+      UPIPE_ASSIGN_OR_RETURN(fresh[i], pricer_(specs[unknown[i]]));
+      return absl::OkStatus();
+    }));
+    for (size_t i = 0; i < unknown.size(); ++i) known_[KeyOf(specs[unknown[i]])] = fresh[i];
     std::vector<Price> prices;
     for (const v1::JobSpec& spec : specs) prices.push_back(known_.at(KeyOf(spec)));
     return prices;
@@ -170,8 +160,19 @@ class Walk {
   const std::vector<Knob>& knobs_;
 };
 
+// The knobs that move bytes between device and host.
+std::vector<Knob> PlacesOf(const std::vector<Knob>& knobs) {
+  std::vector<Knob> places;
+  std::copy_if(knobs.begin(), knobs.end(), std::back_inserter(places), [](const Knob& knob) {
+    const auto* values = knob.field->enum_type();
+    return values == v1::Place_descriptor() || knob.field->name() == "checkpoint_stride";
+  });
+  return places;
+}
+
 // The leanest of a split in device memory need not be so in host memory: a longer stride takes from
-// the host and gives to the device. The first stride with which both fit is the branch's start.
+// the host and gives to the device. The first stride with which both fit is the branch's start;
+// else what is too much for the host may be left on the device.
 absl::Status FindLeanest(PriceList& prices, const Room& room, Branch& branch) {
   std::vector<v1::JobSpec> specs = {Leanest(branch.split, branch.knobs)};
   for (const Knob& knob : branch.knobs) {
@@ -193,15 +194,19 @@ absl::Status FindLeanest(PriceList& prices, const Room& room, Branch& branch) {
     // More of the host only: once the device is full a longer stride makes it worse.
     if (price[0].device_bytes > room.device_bytes) return absl::OkStatus();
   }
+  // What leaves the host is no smaller on the device.
+  const int64_t over = (branch.leanest->price.host_bytes - room.host_bytes) / room.node_ranks;
+  if (branch.leanest->price.device_bytes + over > room.device_bytes) return absl::OkStatus();
+  const std::vector<Knob> places = PlacesOf(branch.knobs);
+  UPIPE_ASSIGN_OR_RETURN(branch.start, Walk(prices, room, places).Down(*branch.leanest));
   return absl::OkStatus();
 }
 
-// Down from the fastest of a split.
+// Down from the fastest of a split; where that ends nowhere, its leanest stays the start.
 absl::Status StartFromFastest(PriceList& prices, const Room& room, Branch& branch) {
-  const v1::JobSpec fastest = Fastest(branch.split, branch.knobs);
-  UPIPE_ASSIGN_OR_RETURN(const std::vector<Price> price, prices.Of({fastest}));
-  branch.fastest = {fastest, price[0]};
-  UPIPE_ASSIGN_OR_RETURN(branch.start, Walk(prices, room, branch.knobs).Down(branch.fastest));
+  UPIPE_ASSIGN_OR_RETURN(std::optional<Point> start,
+                         Walk(prices, room, branch.knobs).Down(branch.fastest));
+  if (start.has_value()) branch.start = std::move(start);
   return absl::OkStatus();
 }
 
@@ -250,16 +255,41 @@ std::vector<v1::Candidate> Explain(const std::vector<Branch>& branches, const Br
   return candidates;
 }
 
-absl::Status NothingFits(const std::vector<Branch>& branches, const Room& room) {
+// Looks for a split that fits at its leanest, those of the narrowest stages first, until one does:
+// then the last of `tried` has a start. Wider stages take more of the device and no less of the
+// host, so the narrowest of each ring decide.
+absl::Status TryNarrowest(PriceList& prices, const Room& room, std::vector<v1::JobSpec> splits,
+                          std::vector<Branch>& tried) {
+  const auto width = [](const v1::JobSpec& split) {
+    return split.parallel().method() == v1::METHOD_UPIPE
+               ? split.parallel().heads_per_stage() * split.parallel().ring_ranks()
+               : std::numeric_limits<int64_t>::max();
+  };
+  std::stable_sort(splits.begin(), splits.end(),
+                   [&](const v1::JobSpec& a, const v1::JobSpec& b) { return width(a) < width(b); });
+  std::set<int64_t> rings;
+  for (v1::JobSpec& split : splits) {
+    if (!rings.insert(split.parallel().ring_ranks()).second) continue;
+    Branch& branch = tried.emplace_back();
+    branch.knobs = KnobsOf(split);
+    branch.split = std::move(split);
+    UPIPE_RETURN_IF_ERROR(FindLeanest(prices, room, branch));
+    if (branch.start.has_value()) break;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status NothingFits(const std::vector<Branch>& tried, size_t splits, const Room& room) {
   const Branch& nearest =
-      *std::min_element(branches.begin(), branches.end(), [](const Branch& a, const Branch& b) {
-        return a.leanest->price.device_bytes < b.leanest->price.device_bytes;
+      *std::min_element(tried.begin(), tried.end(), [&](const Branch& a, const Branch& b) {
+        return Excess(a.leanest->price, room) < Excess(b.leanest->price, room);
       });
   const v1::JobSpec& spec = nearest.leanest->spec;
   return absl::ResourceExhaustedError(
-      absl::StrCat("nothing fits: the leanest of ", branches.size(), " splits, ",
+      absl::StrCat("nothing fits: of ", splits, " splits at their leanest ",
                    MethodName(spec.parallel().method()), " ", MeshText(spec.parallel()), " with ",
-                   PolicyText(spec.memory()), ", needs ", Shortage(nearest.leanest->price, room)));
+                   PolicyText(spec.memory()), " comes nearest and needs ",
+                   Shortage(nearest.leanest->price, room)));
 }
 
 }  // namespace
@@ -295,6 +325,11 @@ absl::StatusOr<SearchResult> Search(const v1::JobSpec& spec, const Pricer& price
                                                    " ranks and ", spec.model().num_heads(),
                                                    " heads goes with what is written"));
   }
+  std::vector<Branch> tried;
+  UPIPE_RETURN_IF_ERROR(TryNarrowest(prices, options.room, SplitsOf(spec), tried));
+  if (!tried.back().start.has_value()) {
+    return NothingFits(tried, branches.size(), options.room);
+  }
   std::vector<v1::JobSpec> fastest;
   for (const Branch& branch : branches) fastest.push_back(Fastest(branch.split, branch.knobs));
   UPIPE_ASSIGN_OR_RETURN(const std::vector<Price> bounds, prices.Of(fastest));
@@ -311,9 +346,9 @@ absl::StatusOr<SearchResult> Search(const v1::JobSpec& spec, const Pricer& price
     const double limit = best == nullptr ? 0 : best->found->price.seconds * (1 - kWorthwhile);
     const bool open = best == nullptr || prices.size() < options.most_points;
     if (open && (best == nullptr || branch.fastest.price.seconds < limit)) {
-      UPIPE_RETURN_IF_ERROR(StartFromFastest(prices, options.room, branch));
-      if (!branch.start) UPIPE_RETURN_IF_ERROR(FindLeanest(prices, options.room, branch));
+      UPIPE_RETURN_IF_ERROR(FindLeanest(prices, options.room, branch));
       if (branch.start) {
+        UPIPE_RETURN_IF_ERROR(StartFromFastest(prices, options.room, branch));
         UPIPE_ASSIGN_OR_RETURN(
             branch.found,
             Walk(prices, options.room, branch.knobs).Up(*branch.start, /*pairs=*/false));
@@ -325,7 +360,7 @@ absl::StatusOr<SearchResult> Search(const v1::JobSpec& spec, const Pricer& price
                        best == nullptr ? 0 : best->found->price.seconds);
     }
   }
-  if (best == nullptr) return NothingFits(branches, options.room);
+  UPIPE_CHECK(best != nullptr) << "a split fits and none was found";
   if (prices.size() < options.most_points) {
     UPIPE_ASSIGN_OR_RETURN(
         best->found, Walk(prices, options.room, best->knobs).Up(*best->found, /*pairs=*/true));
@@ -342,30 +377,10 @@ absl::StatusOr<std::optional<v1::JobSpec>> AnythingThatFits(const v1::JobSpec& s
                                                             const Pricer& pricer, const Room& room,
                                                             int num_threads) {
   PriceList prices(pricer, num_threads);
-  std::vector<v1::JobSpec> splits = SplitsOf(spec);
-  const auto width = [](const v1::JobSpec& split) {
-    return split.parallel().method() == v1::METHOD_UPIPE
-               ? split.parallel().heads_per_stage() * split.parallel().ring_ranks()
-               : std::numeric_limits<int64_t>::max();
-  };
-  std::stable_sort(splits.begin(), splits.end(),
-                   [&](const v1::JobSpec& a, const v1::JobSpec& b) { return width(a) < width(b); });
-  // Wider stages take more of the device and no less of the host: the narrowest of a ring decide.
-  std::set<int64_t> rings;
-  for (v1::JobSpec& split : splits) {
-    if (!rings.insert(split.parallel().ring_ranks()).second) continue;
-    Branch branch;
-    branch.knobs = KnobsOf(split);
-    branch.split = std::move(split);
-    UPIPE_RETURN_IF_ERROR(FindLeanest(prices, room, branch));
-    // What is too much for the host may be left on the device.
-    const bool host = branch.leanest->price.device_bytes <= room.device_bytes;
-    if (!branch.start && host && !branch.knobs.empty()) {
-      UPIPE_RETURN_IF_ERROR(StartFromFastest(prices, room, branch));
-    }
-    if (branch.start.has_value()) return std::move(branch.start->spec);
-  }
-  return std::nullopt;
+  std::vector<Branch> tried;
+  UPIPE_RETURN_IF_ERROR(TryNarrowest(prices, room, SplitsOf(spec), tried));
+  if (tried.empty() || !tried.back().start.has_value()) return std::nullopt;
+  return std::move(tried.back().start->spec);
 }
 
 absl::StatusOr<int64_t> LargestThatFits(int64_t unit, int64_t start, int64_t limit,

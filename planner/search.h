@@ -29,6 +29,7 @@ struct Price {
 struct Room {
   int64_t device_bytes = 0;  // of a rank
   int64_t host_bytes = 0;    // of a node; 0 = as much as is asked for
+  int node_ranks = 1;        // that share it
 };
 
 bool Fits(const Price& price, const Room& room);

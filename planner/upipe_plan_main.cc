@@ -312,7 +312,8 @@ absl::Status PlanForPeople(const Flags& flags) {
   if (device.has_value()) limits.device = &*device;
   if (!flags.sweep.empty()) return SweepContextsOf(flags, spec, limits);
   if (flags.max_context) {
-    UPIPE_ASSIGN_OR_RETURN(spec, WithLongestContext(spec, limits, ShowProgress));
+    UPIPE_ASSIGN_OR_RETURN(const v1::RunPlan plan, PlanLongestContext(spec, limits, ShowProgress));
+    return Show(flags, limits, plan);
   }
   if (flags.min_ranks) {
     UPIPE_ASSIGN_OR_RETURN(spec, WithFewestRanks(spec, limits, ShowProgress));

@@ -16,8 +16,10 @@
 namespace upipe::coordinator {
 
 struct PlannerLimits {
-  absl::Duration cpu = absl::Minutes(2);      // RLIMIT_CPU, whole seconds
-  absl::Duration wall = absl::Minutes(4);     // then SIGKILL to its process group
+  // A search over a deep model on many devices, and what would fit instead where nothing does, take
+  // up to some minutes.
+  absl::Duration cpu = absl::Minutes(10);     // RLIMIT_CPU, whole seconds
+  absl::Duration wall = absl::Minutes(20);    // then SIGKILL to its process group
   int64_t address_bytes = int64_t{16} << 30;  // RLIMIT_AS
 };
 

@@ -212,20 +212,20 @@ class Page {
   }
 
   // Bands of one step, bottom first: what stays, then what comes and goes.
-  StackChart StepStack(const std::vector<ProfileMoment>& profile) const {
+  StackChart StepStack(const std::vector<planner::TimelineMoment>& step) const {
     StackChart chart = {.canvas = {.width = 1106, .height = 330}};
     for (int tag = 0; tag < kernels::kNumMemoryTags; ++tag) {
       Band band = {.name = kernels::kMemoryTagNames[tag],
                    .colour = Colour(kernels::kMemoryTagNames[tag])};
-      for (const ProfileMoment& moment : profile)
-        band.bytes.push_back(static_cast<double>(moment.bytes[tag]));
+      for (const planner::TimelineMoment& moment : step)
+        band.bytes.push_back(static_cast<double>(moment.device.bytes[tag]));
       if (std::any_of(band.bytes.begin(), band.bytes.end(),
                       [](double bytes) { return bytes > 0; })) {
         chart.bands.push_back(std::move(band));
       }
     }
-    for (size_t i = 0; i < profile.size(); ++i) {
-      const std::string& moment = profile[i].moment;
+    for (size_t i = 0; i < step.size(); ++i) {
+      const std::string moment = engine::NameOf(step[i].at);
       chart.columns.push_back(moment);
       const std::string name = moment.substr(0, moment.find(" stage"));
       if (chart.sections.empty() || chart.sections.back().name != name)
@@ -236,17 +236,17 @@ class Page {
   }
 
   std::string StepMemory() const {
-    StackChart upipe = StepStack(input_.profile);
+    StackChart upipe = StepStack(input_.step);
     upipe.title = "Memory through one step, " + method_;
     upipe.planned_peak = static_cast<double>(summary_.planned_peak_bytes);
-    StackChart ulysses = StepStack(input_.ulysses_profile);
+    StackChart ulysses = StepStack(input_.ulysses_step);
     ulysses.title = "Memory through one step, Ulysses";
     ulysses.planned_peak = static_cast<double>(
         PlannedMemory(record_.ulysses, FullestRank(record_.ulysses)).peak_bytes());
     const double top = 1.08 * std::max(upipe.planned_peak, ulysses.planned_peak);
     upipe.height_bytes = ulysses.height_bytes = top;
     const std::string words =
-        "Bytes one rank holds, operation by operation, from a dry run of the very step that trains "
+        "Bytes one rank holds, moment by moment, from a dry run of the very step that trains "
         "(kernel: " +
         Escape(plan_.attention_kernel()) + "). ";
     return absl::StrCat(

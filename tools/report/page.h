@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "planner/timeline.h"
 #include "tools/report/run_record.h"
-#include "tools/report/step_profile.h"
 #include "tools/report/summary.h"
 
 namespace upipe::report {
@@ -13,8 +13,8 @@ namespace upipe::report {
 struct PageInput {
   const RunRecord& record;
   const Summary& summary;
-  std::vector<ProfileMoment> profile;          // of the fullest rank, thinned
-  std::vector<ProfileMoment> ulysses_profile;  // of the same model with Ulysses
+  std::vector<planner::TimelineMoment> step;          // of the fullest rank, thinned
+  std::vector<planner::TimelineMoment> ulysses_step;  // of the same model with Ulysses
 };
 
 std::string RenderPage(const PageInput& input);

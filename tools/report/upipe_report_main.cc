@@ -6,19 +6,20 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/parse_arguments.h"
 #include "common/status.h"
+#include "planner/timeline.h"
 #include "tools/report/page.h"
 #include "tools/report/run_record.h"
-#include "tools/report/step_profile.h"
 #include "tools/report/summary.h"
 
 namespace upipe::report {
 namespace {
 
-constexpr size_t kProfileColumns = 240;
+constexpr size_t kStepColumns = 240;
 
 struct Flags {
   RunFiles files;
@@ -33,19 +34,23 @@ absl::Status WriteFile(const std::string& path, const std::string& text) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<ProfileMoment>> Profile(const v1::RunPlan& plan) {
-  UPIPE_ASSIGN_OR_RETURN(const std::vector<ProfileMoment> profile,
-                         ProfileStep(plan, FullestRank(plan)));
-  return Thin(profile, kProfileColumns);
+// The step of the fullest rank, moment by moment.
+absl::StatusOr<std::vector<planner::TimelineMoment>> StepOf(const v1::RunPlan& plan) {
+  UPIPE_ASSIGN_OR_RETURN(planner::Timeline timeline,
+                         planner::RecordTimeline(plan, FullestRank(plan)));
+  std::vector<planner::TimelineMoment>& moments = timeline.moments;
+  moments.erase(moments.begin());
+  std::erase_if(moments, [](const auto& it) { return it.at.pass == StepPass::kEvaluate; });
+  return planner::Thin(moments, kStepColumns);
 }
 
 // True when the run is what it should be.
 absl::StatusOr<bool> Report(const Flags& flags) {
   UPIPE_ASSIGN_OR_RETURN(const RunRecord record, ReadRun(flags.files));
   const Summary summary = Summarize(record, flags.margin_nats);
-  PageInput page = {.record = record, .summary = summary, .profile = {}, .ulysses_profile = {}};
-  UPIPE_ASSIGN_OR_RETURN(page.profile, Profile(record.job.plan()));
-  UPIPE_ASSIGN_OR_RETURN(page.ulysses_profile, Profile(record.ulysses));
+  PageInput page = {.record = record, .summary = summary, .step = {}, .ulysses_step = {}};
+  UPIPE_ASSIGN_OR_RETURN(page.step, StepOf(record.job.plan()));
+  UPIPE_ASSIGN_OR_RETURN(page.ulysses_step, StepOf(record.ulysses));
   UPIPE_RETURN_IF_ERROR(
       WriteFile(flags.output + "/summary.json", SummaryJson(summary, record).dump(2) + "\n"));
   UPIPE_RETURN_IF_ERROR(WriteFile(flags.output + "/report.html", RenderPage(page)));
