@@ -456,11 +456,29 @@ std::string RenderWhy(const v1::WhyResponse& why) {
   return absl::StrCat(text, "  ", Printable(why.message()), "\n");
 }
 
+// One row for each device, and a line for each sick one.
+void AppendDevices(const v1::Node& node, Rows& rows, std::string& sick) {
+  for (const v1::Slot& slot : node.slots()) {
+    if (!slot.has_device()) continue;
+    const v1::SlotDevice& device = slot.device();
+    rows.push_back({node.worker(), absl::StrCat(slot.index()), device.name(),
+                    FormatBytes(device.memory_bytes()), absl::StrCat(device.nvlinks()),
+                    device.ecc() ? absl::StrCat(device.uncorrectable_errors(), " errors") : "off",
+                    device.last_xid() == 0 ? "none" : absl::StrCat(device.last_xid()),
+                    device.uuid()});
+    if (!device.sick().empty()) {
+      absl::StrAppend(&sick, "Slot ", slot.index(), " of ", Printable(node.worker()),
+                      " takes no new ranks: ", Printable(device.sick()), "\n");
+    }
+  }
+}
+
 std::string RenderNodes(const v1::ListNodesResponse& nodes) {
   if (nodes.nodes_size() == 0) return "No worker has said hello yet.\n";
   Rows rows = {{"WORKER", "NODE", "STATE", "SLOTS", "MEMORY/RANK", "CONTAINMENT", "ISA", "BACKEND",
                 "METRICS", "SILENT", "VERSION"}};
   Rows busy = {{"WORKER", "SLOT", "STATE", "JOB", "GENERATION", "RANK"}};
+  Rows devices = {{"WORKER", "SLOT", "DEVICE", "MEMORY", "NVLINKS", "ECC", "XID", "UUID"}};
   std::string insecure, cordoned;
   for (const v1::Node& node : nodes.nodes()) {
     rows.push_back({node.worker(), node.node_id(), NodeStateText(node), SlotsText(node),
@@ -472,6 +490,7 @@ std::string RenderNodes(const v1::ListNodesResponse& nodes) {
       busy.push_back({node.worker(), absl::StrCat(slot.index()), NameOf(slot.state()),
                       slot.job_id(), absl::StrCat(slot.generation()), absl::StrCat(slot.rank())});
     }
+    AppendDevices(node, devices, cordoned);
     if (node.cordoned() && !node.cordon_reason().empty()) {
       absl::StrAppend(&cordoned, Printable(node.worker()),
                       " is cordoned: ", Printable(node.cordon_reason()), "\n");
@@ -491,7 +510,8 @@ std::string RenderNodes(const v1::ListNodesResponse& nodes) {
                                Printable(nodes.coordinator_metrics_address()), "\n");
   }
   return absl::StrCat(
-      RenderTable(rows), busy.size() > 1 ? absl::StrCat("\n", RenderTable(busy)) : "", coordinator,
+      RenderTable(rows), busy.size() > 1 ? absl::StrCat("\n", RenderTable(busy)) : "",
+      devices.size() > 1 ? absl::StrCat("\n", RenderTable(devices)) : "", coordinator,
       cordoned.empty() ? "" : "\n", cordoned, insecure.empty() ? "" : "\n", insecure);
 }
 

@@ -49,6 +49,13 @@ function(upipe_test name)
   endif()
 endfunction()
 
+# upipe_emulated_kernels(NAME SOURCES ../x.cu ...): CUDA sources built by the C++ compiler against the emulator.
+function(upipe_emulated_kernels name)
+  cmake_parse_arguments(arg "" "" "SOURCES;PUBLIC;PRIVATE" ${ARGN})
+  set_source_files_properties(${arg_SOURCES} PROPERTIES LANGUAGE CXX COMPILE_OPTIONS "-x;c++")
+  upipe_library(${name} SOURCES ${arg_SOURCES} PUBLIC upipe_cuda_emulator ${arg_PUBLIC} PRIVATE ${arg_PRIVATE})
+endfunction()
+
 # upipe_side_build(PRESET): this tree built once more, as PRESET of CMakePresets.json says, in <build>/side/PRESET; only
 # its target side_programs. The fixture of the tests that run programs of it, so it is built when one of them is run.
 function(upipe_side_build preset)

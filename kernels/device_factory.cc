@@ -8,6 +8,11 @@
 #include "kernels/dry/cuda_stand_in.h"
 #include "kernels/host/host_device.h"
 #include "kernels/reference/reference_op_table.h"
+#ifdef UPIPE_WITH_CUDA
+#include "kernels/cuda/cuda_device.h"
+#include "kernels/cuda/cuda_op_table.h"
+#include "kernels/cuda/cudart_calls.h"
+#endif
 
 namespace upipe::kernels {
 namespace {
@@ -15,14 +20,37 @@ namespace {
 // Streams that may be inside a product while another has the loop threads.
 constexpr int kStreamsBesideTheFirst = 1;
 
-absl::StatusOr<std::unique_ptr<OpTable>> CreateOpTable(const std::string& backend,
+#ifdef UPIPE_WITH_CUDA
+
+constexpr bool kHasCuda = true;
+
+absl::StatusOr<std::unique_ptr<Device>> CreateCudaDevice(const DeviceOptions& options) {
+  UPIPE_ASSIGN_OR_RETURN(std::shared_ptr<CudaRuntime> runtime, OpenCudaRuntime(options.gpu));
+  UPIPE_ASSIGN_OR_RETURN(const CudaDeviceFacts facts, runtime->Describe());
+  UPIPE_ASSIGN_OR_RETURN(auto ops, CreateCudaOpTable({.attention_kernel = options.attention_kernel,
+                                                      .multiprocessors = facts.multiprocessors}));
+  return CudaDevice::Create({.arena_bytes = options.arena_bytes,
+                             .host_bytes = options.host_bytes,
+                             .num_threads = options.num_threads,
+                             .cpus = options.cpus},
+                            std::move(runtime), std::move(ops),
+                            CreateCpuOpTable(options.num_threads + kStreamsBesideTheFirst));
+}
+
+#else
+
+constexpr bool kHasCuda = false;
+
+absl::StatusOr<std::unique_ptr<Device>> CreateCudaDevice(const DeviceOptions&) {
+  return CheckBackend("cuda");
+}
+
+#endif
+
+absl::StatusOr<std::unique_ptr<OpTable>> CreateHostOps(const std::string& backend,
                                                        int num_threads) {
   if (backend == "cpu") return CreateCpuOpTable(num_threads);
   if (backend == "reference") return CreateReferenceOpTable();
-  if (backend == "cuda") {
-    return absl::FailedPreconditionError(
-        "this version has no CUDA backend: it plans jobs for cuda and does not run them; use cpu");
-  }
   return absl::InvalidArgumentError(
       absl::StrCat("unknown backend \"", backend, "\"; there are cpu, reference and cuda"));
 }
@@ -30,9 +58,15 @@ absl::StatusOr<std::unique_ptr<OpTable>> CreateOpTable(const std::string& backen
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Device>> CreateDevice(const DeviceOptions& options) {
+  if (options.backend == "cuda") {
+    if (options.test_delay || options.test_poison_freed) {
+      return absl::InvalidArgumentError("a cuda device takes neither test delays nor poison");
+    }
+    return CreateCudaDevice(options);
+  }
   UPIPE_ASSIGN_OR_RETURN(
       std::unique_ptr<OpTable> ops,
-      CreateOpTable(options.backend, options.num_threads + kStreamsBesideTheFirst));
+      CreateHostOps(options.backend, options.num_threads + kStreamsBesideTheFirst));
   return HostDevice::Create({.name = options.backend,
                              .arena_bytes = options.arena_bytes,
                              .host_bytes = options.host_bytes,
@@ -45,7 +79,11 @@ absl::StatusOr<std::unique_ptr<Device>> CreateDevice(const DeviceOptions& option
 }
 
 absl::Status CheckBackend(const std::string& backend) {
-  return CreateOpTable(backend, /*num_threads=*/0).status();
+  if (backend != "cuda") return CreateHostOps(backend, /*num_threads=*/0).status();
+  if (kHasCuda) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      "this build has no CUDA backend: it plans jobs for cuda and does not run them; build with "
+      "-DUPIPE_WITH_CUDA=ON (cmake --preset cuda), or use cpu");
 }
 
 absl::StatusOr<std::unique_ptr<DryDevice>> CreateDryDevice(const std::string& backend,
@@ -59,7 +97,7 @@ absl::StatusOr<std::unique_ptr<DryDevice>> CreateDryDevice(const std::string& ba
                                                    "\" of backend ", backend, "; there is ",
                                                    kOwnAttention));
   }
-  UPIPE_ASSIGN_OR_RETURN(std::unique_ptr<OpTable> ops, CreateOpTable(backend, /*num_threads=*/0));
+  UPIPE_ASSIGN_OR_RETURN(std::unique_ptr<OpTable> ops, CreateHostOps(backend, /*num_threads=*/0));
   return std::make_unique<DryDevice>(backend, std::move(ops));
 }
 

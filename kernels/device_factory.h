@@ -21,16 +21,20 @@ struct DeviceOptions {
   bool prefault = false;        // take all pages at start
   int num_threads = 1;          // loop threads of the rank
   std::vector<int> cpus;        // where its threads run; none = anywhere
-  // The test device: seeded delays before tasks, freed blocks filled with NaN.
+  // cuda: which of the GPUs this process sees, and what attention runs on, as the plan counted its
+  // scratch (kernels/cuda/workspace_bytes.h).
+  int gpu = 0;
+  std::string attention_kernel = "own";
+  // The test device: seeded delays before tasks, freed blocks filled with NaN. Not for cuda.
   std::optional<StreamDelay> test_delay;
   bool test_poison_freed = false;
 };
 
 // InvalidArgument for an unknown backend or bad counts, FailedPrecondition for a backend this build
-// lacks, ResourceExhausted when an arena cannot be mapped.
+// or this machine lacks, ResourceExhausted when an arena cannot be had.
 absl::StatusOr<std::unique_ptr<Device>> CreateDevice(const DeviceOptions& options);
 
-// The same errors about the backend alone, without making anything.
+// The same errors about the backend of this build alone, without making anything.
 absl::Status CheckBackend(const std::string& backend);
 
 // The dry device standing in for `backend`, cuda included, whose ops on host memory are the cpu

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "common/status.h"
+#include "engine/comm/comm_factory.h"
 #include "engine/comm/inproc/inproc_communicator.h"
 #include "engine/train/rank_run.h"
 
@@ -13,8 +14,9 @@ namespace upipe::planner {
 absl::StatusOr<train::SelfCheckReport> CheckOnThreads(const v1::RunPlan& plan,
                                                       const train::SelfCheckOptions& options) {
   const int ranks = plan.spec().parallel().ranks();
+  UPIPE_ASSIGN_OR_RETURN(const auto shared, comm::OpenCommDevice(plan.spec().parallel().backend()));
   const auto comms = comm::InprocGroup::Create(
-      ranks, {.deadline = train::CollectiveDeadline(plan), .observer = {}});
+      ranks, {.deadline = train::CollectiveDeadline(plan), .observer = {}}, shared);
   std::vector<absl::StatusOr<train::SelfCheckReport>> reports(ranks, absl::UnknownError(""));
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank) {

@@ -28,6 +28,7 @@
 #include "common/units.h"
 #include "engine/checkpoint/job_folder.h"
 #include "engine/checkpoint/writer.h"
+#include "engine/comm/comm_factory.h"
 #include "engine/comm/inproc/inproc_communicator.h"
 #include "engine/train/checkpointing.h"
 #include "engine/train/rank_run.h"
@@ -196,8 +197,9 @@ absl::Status RunRanks(const v1::RunPlan& plan, const std::vector<CpuClaim>& clai
     UPIPE_ASSIGN_OR_RETURN(devices.emplace_back(),
                            train::CreateRankDevice(plan, rank, cpus_of(rank)));
   }
+  UPIPE_ASSIGN_OR_RETURN(const auto shared, comm::OpenCommDevice(plan.spec().parallel().backend()));
   const auto comms = comm::InprocGroup::Create(
-      ranks, {.deadline = train::CollectiveDeadline(plan), .observer = {}});
+      ranks, {.deadline = train::CollectiveDeadline(plan), .observer = {}}, shared);
   std::vector<absl::Status> statuses(ranks);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank) {

@@ -15,6 +15,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "common/failpoint.h"
 #include "common/log.h"
 #include "common/machine.h"
@@ -48,7 +49,10 @@ std::vector<std::string> TrainerEnvironment() {
     if ((absl::StartsWith(text, "UPIPE_") && !absl::StartsWith(text, "UPIPE_FAILPOINT")) ||
         absl::StartsWith(text, "OMP_NUM_THREADS=") ||
         absl::StartsWith(text, "OPENBLAS_NUM_THREADS=") ||
-        absl::StartsWith(text, "UCX_HANDLE_ERRORS=")) {
+        absl::StartsWith(text, "UCX_HANDLE_ERRORS=") ||
+        absl::StartsWith(text, "CUDA_VISIBLE_DEVICES=") ||
+        absl::StartsWith(text, "CUDA_DEVICE_ORDER=") || absl::StartsWith(text, "NCCL_ALGO=") ||
+        absl::StartsWith(text, "NCCL_PROTO=")) {
       continue;
     }
     kept.push_back(text);
@@ -71,6 +75,8 @@ struct Flags {
   std::string memory_per_rank;
   std::string log_bytes = "4GiB";
   std::string leave_grace = "10m";
+  std::string nvml_library = "libnvidia-ml.so.1";
+  bool slots_given = false;
 };
 
 void Declare(CLI::App& app, Flags& flags) {
@@ -78,7 +84,8 @@ void Declare(CLI::App& app, Flags& flags) {
   app.add_option("--coordinator", o.coordinator, "host:port of the coordinator")->required();
   app.add_option("--name", o.name, "Unique name of this worker (default: the host name)");
   app.add_option("--node", o.node, "Ranks with equal nodes share memory (default: the host name)");
-  app.add_option("--slots", o.num_slots, "Trainer processes at a time")->capture_default_str();
+  app.add_option("--slots", o.num_slots,
+                 "Trainer processes at a time (default: 1; on cuda one for each device)");
   app.add_option("--memory-per-rank", flags.memory_per_rank,
                  "Bytes each rank may allocate, e.g. 2GiB (default: available memory / slots)");
   app.add_option("--state-dir", o.state_dir,
@@ -90,7 +97,10 @@ void Declare(CLI::App& app, Flags& flags) {
   app.add_flag("--insecure-listen", o.insecure_listen,
                "Allow plaintext metrics on other addresses than loopback");
   app.add_option("--backend", o.backend, "Backend of this node's ranks")
-      ->check(CLI::IsMember({"cpu"}))
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->capture_default_str();
+  app.add_option("--nvml-library", flags.nvml_library,
+                 "Where the backend is cuda: what tells of the devices and their health")
       ->capture_default_str();
   app.add_option("--transport-interface", o.transport_interface,
                  "Network interfaces between nodes, comma-separated, e.g. eth1")
@@ -109,6 +119,43 @@ void Declare(CLI::App& app, Flags& flags) {
                "node has enough for its job)");
 }
 
+// Slots, memory and health of the devices. Without NVIDIA's library the worker takes what it is
+// told: which ordinals there are, and nothing of their health.
+absl::Status FindDevices(Flags& flags) {
+  WorkerOptions& o = flags.options;
+  const char* visible = getenv("CUDA_VISIBLE_DEVICES");
+  auto inventory = OpenNvmlInventory(flags.nvml_library,
+                                     visible == nullptr || *visible == '\0'
+                                         ? std::vector<std::string>()
+                                         : std::vector<std::string>(absl::StrSplit(visible, ',')));
+  if (absl::IsUnavailable(inventory.status())) {
+    if (!flags.slots_given || flags.memory_per_rank.empty()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--backend cuda: ", inventory.status().message(),
+                       "; say how many devices there are with --slots, and what each rank may take "
+                       "with --memory-per-rank"));
+    }
+    UPIPE_LOG(WARNING) << "the health of devices is not known: " << inventory.status().message();
+    return absl::OkStatus();
+  }
+  UPIPE_RETURN_IF_ERROR(inventory.status());
+  const std::vector<v1::SlotDevice> devices = (*inventory)->Read();
+  const int count = static_cast<int>(devices.size());
+  if (!flags.slots_given) o.num_slots = count;
+  if (o.num_slots > count) {
+    return absl::InvalidArgumentError(absl::StrCat("--slots ", o.num_slots, " on ", count,
+                                                   " devices: every rank needs one of its own"));
+  }
+  o.inventory = *std::move(inventory);
+  if (!flags.memory_per_rank.empty()) return absl::OkStatus();
+  for (int slot = 0; slot < o.num_slots; ++slot) {
+    const int64_t bytes = devices[slot].memory_bytes();
+    if (bytes > 0 && (slot == 0 || bytes < o.memory_per_rank_bytes))
+      o.memory_per_rank_bytes = bytes;
+  }
+  return absl::OkStatus();
+}
+
 absl::Status FillDefaults(Flags& flags) {
   WorkerOptions& o = flags.options;
   if (o.name.empty()) o.name = HostName();
@@ -121,10 +168,11 @@ absl::Status FillDefaults(Flags& flags) {
   if (const char* dir = getenv("XDG_RUNTIME_DIR"); dir != nullptr && access(dir, W_OK) == 0)
     o.runtime_dir = dir;
   if (o.trainer_binary.empty()) o.trainer_binary = BesideThisBinary("upipe-trainer");
-  if (flags.memory_per_rank.empty()) {
+  if (o.backend == "cuda") UPIPE_RETURN_IF_ERROR(FindDevices(flags));
+  if (flags.memory_per_rank.empty() && o.backend != "cuda") {
     UPIPE_ASSIGN_OR_RETURN(const int64_t available, AvailableMemoryBytes());
     o.memory_per_rank_bytes = available / std::max(1, o.num_slots);
-  } else {
+  } else if (!flags.memory_per_rank.empty()) {
     UPIPE_ASSIGN_OR_RETURN(o.memory_per_rank_bytes, ParseBytes(flags.memory_per_rank));
   }
   UPIPE_ASSIGN_OR_RETURN(o.log_bytes, ParseBytes(flags.log_bytes));
@@ -184,6 +232,7 @@ int Main(int argc, char** argv) {
   Flags flags;
   Declare(app, flags);
   if (const std::optional<int> over = ParseArguments(app, argc, argv)) return *over;
+  flags.slots_given = app.count("--slots") > 0;
   if (absl::Status status = FillDefaults(flags); !status.ok()) {
     std::cerr << "upipe-worker: " << status.message() << "\n";
     return 2;

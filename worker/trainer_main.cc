@@ -26,11 +26,13 @@
 #include "common/units.h"
 #include "engine/checkpoint/job_folder.h"
 #include "engine/checkpoint/writer.h"
-#include "engine/comm/ucx/ucx_communicator.h"
+#include "engine/comm/comm_factory.h"
 #include "engine/parallel/plan_hash.h"
+#include "engine/train/check_workspaces.h"
 #include "engine/train/checkpointing.h"
 #include "engine/train/rank_run.h"
 #include "engine/train/selfcheck.h"
+#include "kernels/api/device_fault.h"
 #include "kernels/cpu/isa.h"
 #include "worker/rpc/trainer_link.h"
 
@@ -178,15 +180,25 @@ comm::CommOptions OptionsFor(const v1::RunPlan& plan, PositionPage& page) {
   return options;
 }
 
-comm::UcxGroup GroupOf(const v1::Assignment& assignment, const v1::Peers& peers) {
+comm::PeerGroup GroupOf(const v1::Assignment& assignment, const v1::Peers& peers) {
   const v1::Fence& fence = assignment.ref().fence();
-  comm::UcxGroup group;
+  comm::PeerGroup group;
   group.rank = assignment.ref().rank();
   group.addresses.assign(peers.addresses().begin(), peers.addresses().end());
   group.node_ids.assign(assignment.node_ids().begin(), assignment.node_ids().end());
   group.identity = {fence.job_id(), fence.generation(), parallel::HashOf(assignment.plan()),
                     fence.nonce()};
   return group;
+}
+
+// What the communicator holds it takes before step 1, outside the planned arena.
+void TellCommunicatorMemory(const v1::RunPlan& plan, int64_t bytes) {
+  if (bytes == 0) return;
+  const int64_t reserved = plan.budget().reserved_bytes();
+  UPIPE_LOG(INFO) << "the communicator took " << FormatBytes(bytes) << " of device memory; "
+                  << (reserved == 0 ? "the plan names no device and reserves nothing for it"
+                                    : absl::StrCat("the plan reserves ", FormatBytes(reserved),
+                                                   " for it, the context and the code"));
 }
 
 // A peer or the transport: errors of those kinds reach us only through the communicator.
@@ -267,23 +279,28 @@ class Trainer {
     const std::vector<int> cpus = placed.ok() ? placed->cpus() : std::vector<int>();
     UPIPE_ASSIGN_OR_RETURN(std::unique_ptr<kernels::Device> device,
                            train::CreateRankDevice(plan, rank, cpus));
-    UPIPE_ASSIGN_OR_RETURN(const std::unique_ptr<comm::UcxContext> ucx,
-                           comm::UcxContext::Create(environment_.ucx));
+    UPIPE_RETURN_IF_ERROR(train::CheckWorkspaces(plan, rank, *device));
+    UPIPE_ASSIGN_OR_RETURN(const std::unique_ptr<comm::PeerContext> rendezvous,
+                           comm::CreatePeerContext({.backend = plan.spec().parallel().backend(),
+                                                    .rank = rank,
+                                                    .ucx = environment_.ucx,
+                                                    .nccl = {}}));
     UPIPE_LOG(INFO) << "rank " << rank << " of " << plan.spec().parallel().ranks() << " on "
                     << device->name() << " " << kernels::Arithmetic() << ", process " << getpid()
                     << ", cpus "
                     << (placed.ok() ? FormatCpuList(cpus)
                                     : absl::StrCat("any: ", placed.status().message()));
-    SendReady(ucx->address(), parallel::HashOf(plan));
+    SendReady(rendezvous->address(), parallel::HashOf(plan));
     UPIPE_RETURN_IF_ERROR(Failpoint(failpoints::kTrainerReady));
     UPIPE_ASSIGN_OR_RETURN(const v1::Peers peers, orders_.AwaitPeers());
     if (folder_) UPIPE_RETURN_IF_ERROR(folder_->AwaitOwner(owner_, kOwnerPatience));
     absl::StatusOr<std::unique_ptr<comm::Communicator>> comm =
-        ucx->Connect(GroupOf(assignment, peers), OptionsFor(plan, page_));
+        rendezvous->Connect(GroupOf(assignment, peers), OptionsFor(plan, page_));
     if (!comm.ok()) {
       peer_failure_ = IsPeerFailure(comm.status());
       return comm.status();
     }
+    TellCommunicatorMemory(plan, rendezvous->device_bytes());
     UPIPE_RETURN_IF_ERROR(Failpoint(failpoints::kTrainerConnected));
     DeadlineWatch watch(page_, **comm);
     if (plan.spec().train().selfcheck() && !peers.has_resume()) {
@@ -484,6 +501,11 @@ int Main() {
   v1::TrainerFinished finished;
   finished.set_code(static_cast<int>(status.code()));
   finished.set_message(std::string(status.message()));
+  if (kernels::IsDeviceFault(status)) {
+    finished.set_device_fault(true);
+    finished.set_message(absl::StrCat("at step ", position->page().step.load(), ": ",
+                                      std::string(status.message())));
+  }
   finished.set_peer_failure(trainer.peer_failure());
   finished.set_selfcheck_failed(trainer.selfcheck_failed());
   if (!status.ok()) {

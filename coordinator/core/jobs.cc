@@ -34,14 +34,15 @@ void Turn::Handle(const SubmitReceived& event) {
     return Reply(event.call, state_.jobs.at(known->second));
   }
   const int64_t ranks = event.spec.parallel().ranks();
-  const int64_t slots = NumKnownSlots(state_);
+  const int64_t slots = NumKnownSlots(state_, event.spec);
   if (!state_.nodes.empty() && slots < ranks) {
-    return Reply(event.call,
-                 RpcError(Reason::kSlotsTooFew,
-                          absl::StrCat("the job needs ", ranks, " ranks, the ", state_.nodes.size(),
-                                       " known workers have ", slots,
-                                       " slots together; add workers or lower parallel.ranks"),
-                          {{"ranks", ranks}, {"slots", slots}, {"workers", state_.nodes.size()}}));
+    return Reply(
+        event.call,
+        RpcError(Reason::kSlotsTooFew,
+                 absl::StrCat("the job needs ", ranks, " ranks, the ", state_.nodes.size(),
+                              " known workers have ", slots, " slots together",
+                              OfBackend(event.spec), "; add workers or lower parallel.ranks"),
+                 {{"ranks", ranks}, {"slots", slots}, {"workers", state_.nodes.size()}}));
   }
   if (state_.jobs.contains(event.job_id)) {
     return Reply(event.call,
@@ -108,7 +109,7 @@ void Turn::AcceptPlan(Job& job, const v1::RunPlan& plan) {
                                      " can be stored; lower parallel.ranks"));
   }
   const int64_t needed = PlannedBytesPerRank(plan);
-  const std::optional<int64_t> offered = OfferedBytesPerRank(state_, ranks);
+  const std::optional<int64_t> offered = OfferedBytesPerRank(state_, job.record.spec());
   const v1::TrainSpec& train = job.record.spec().train();
   if (train.has_memory_per_rank() && needed > train.memory_per_rank()) {
     return FailUnplaced(job, v1::CAUSE_KIND_PLAN_REFUSED,

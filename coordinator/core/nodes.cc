@@ -67,6 +67,10 @@ std::vector<FieldViolation> HelloViolations(const v1::Hello& hello) {
     violations.push_back(
         {field, absl::StrCat("has ", text.size(), " bytes, at most ", kMaxHelloTextBytes)});
   }
+  if (hello.devices_size() > std::max(0, hello.num_slots())) {
+    violations.push_back({"hello.devices", absl::StrCat("are ", hello.devices_size(), " for ",
+                                                        hello.num_slots(), " slots")});
+  }
   for (const auto& [job, generation] : hello.newest_generations()) {
     if (generation >= 0 && generation <= kMaxGeneration) continue;
     violations.push_back({"hello.newest_generations",
@@ -226,6 +230,7 @@ void Turn::Adopt(Node& node, const HelloReceived& event, bool new_incarnation) {
   LearnGenerations(event.hello);
   ReleaseUnlisted(node, event.hello, new_incarnation);
   node.slots.resize(num_slots);
+  NoteDevices(node, event.hello.devices());
   for (const std::string& id : state_.active) ResendJob(state_.jobs.at(id), &node);
   if (node.leaving) Vacate(node, state_.timing.drain_grace, LeavingText(node));
 }
@@ -308,6 +313,7 @@ void Turn::Handle(const HeartbeatReceived& event) {
   node->last_heard = now_.boot;
   node->suspect_told = false;
   NotePositions(*node, event.heartbeat);
+  NoteDevices(*node, event.heartbeat.devices());
   if (event.heartbeat.leaving()) {
     node->leaving = true;
     Vacate(*node, state_.timing.drain_grace, LeavingText(*node));
@@ -315,6 +321,25 @@ void Turn::Handle(const HeartbeatReceived& event) {
   v1::CoordinatorMessage ack;
   ack.mutable_heartbeat_ack()->set_sequence(event.sequence);
   Send(*node, std::move(ack));
+}
+
+// A sick device takes no new ranks; the other slots of its node do. What its own rank meets there
+// is told by that rank.
+void Turn::NoteDevices(Node& node, const DeviceList& devices) {
+  for (size_t s = 0; s < node.slots.size(); ++s) {
+    v1::SlotDevice device;
+    if (static_cast<int>(s) < devices.size()) device = devices[static_cast<int>(s)];
+    for (std::string* text : {device.mutable_name(), device.mutable_uuid(), device.mutable_sick()})
+      text->resize(std::min(text->size(), kMaxHelloTextBytes));
+    v1::SlotDevice& known = node.slots[s].device;
+    if (device.sick() != known.sick()) {
+      Note(absl::StrCat("worker ", node.record.worker(), ", slot ", s, ": ",
+                        device.sick().empty()
+                            ? "its device is well again"
+                            : absl::StrCat("its device is sick: ", device.sick())));
+    }
+    known = std::move(device);
+  }
 }
 
 void Turn::Handle(const SessionClosed& event) {

@@ -69,12 +69,12 @@ bool Turn::RefuseOverCapacity(Job& job, int64_t slots, std::string reason) {
 
 void Turn::StartPlanning(Job& job) {
   const int64_t ranks = job.record.spec().parallel().ranks();
-  std::optional<int64_t> bytes = OfferedBytesPerRank(state_, ranks);
+  std::optional<int64_t> bytes = OfferedBytesPerRank(state_, job.record.spec());
   if (!bytes) {
-    const int64_t slots = NumKnownSlots(state_);
+    const int64_t slots = NumKnownSlots(state_, job.record.spec());
     RefuseOverCapacity(job, slots,
-                       absl::StrCat("needs ", ranks, " slots, the ", state_.nodes.size(),
-                                    " known workers have ", slots));
+                       absl::StrCat("needs ", ranks, " slots", OfBackend(job.record.spec()),
+                                    ", the ", state_.nodes.size(), " known workers have ", slots));
     return;
   }
   SetReason(job, "");
@@ -86,14 +86,14 @@ void Turn::StartPlanning(Job& job) {
 }
 
 bool Turn::TryPlace(Job& job) {
-  const Wait wait = WaitOf(state_, job, FitFor(PlannedBytesPerRank(*job.plan)), now_.boot);
+  const Wait wait = WaitOf(state_, job, FitFor(NeedOf(job)), now_.boot);
   if (wait.reason == v1::WAIT_REASON_UNSPECIFIED) {
     Place(job);
     return true;
   }
   // What ran once was planned for workers that exist: it waits for as long as they stay away.
   if (wait.reason == v1::WAIT_REASON_TOO_FEW_SLOTS && job.record.generation() == 0) {
-    RefuseOverCapacity(job, NumKnownSlots(state_), wait.message);
+    RefuseOverCapacity(job, NumKnownSlots(state_, job.record.spec()), wait.message);
     return true;
   }
   // The time that is left changes all the time; Why tells it.
@@ -101,10 +101,10 @@ bool Turn::TryPlace(Job& job) {
   return !wait.blocks;
 }
 
-const Fit& Turn::FitFor(int64_t bytes_per_rank) {
-  const auto known = fits_.find(bytes_per_rank);
+const Fit& Turn::FitFor(const Need& need) {
+  const auto known = fits_.find(need);
   if (known != fits_.end()) return known->second;
-  return fits_[bytes_per_rank] = FitOf(state_, bytes_per_rank, now_.boot);
+  return fits_[need] = FitOf(state_, need, now_.boot);
 }
 
 void Turn::Place(Job& job) {
@@ -114,11 +114,10 @@ void Turn::Place(Job& job) {
     std::vector<int> slots;
   };
   const int ranks = job.record.spec().parallel().ranks();
-  const int64_t needed = PlannedBytesPerRank(*job.plan);
+  const Need need = NeedOf(job);
   std::vector<Offer> offers;
   for (auto& [worker, node] : state_.nodes) {
-    if (node.record.memory_per_rank_bytes() < needed || !IsOffered(state_, node, now_.boot))
-      continue;
+    if (!Suits(node, need) || !IsOffered(state_, node, now_.boot)) continue;
     Offer& offer = offers.emplace_back(Offer{&node, {}});
     for (size_t s = 0; s < node.slots.size(); ++s) {
       if (IsFree(state_, node.slots[s])) offer.slots.push_back(s);

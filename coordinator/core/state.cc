@@ -171,20 +171,28 @@ v1::NodeState StateOf(const State& state, const Node& node, BootTime now) {
 
 v1::SlotState StateOf(const State& state, const Node& node, const Slot& slot, BootTime now) {
   if (StateOf(state, node, now) != v1::NODE_STATE_READY) return v1::SLOT_STATE_UNKNOWN;
-  if (!slot.holder) return v1::SLOT_STATE_FREE;
+  if (!slot.holder) return slot.device.sick().empty() ? v1::SLOT_STATE_FREE : v1::SLOT_STATE_SICK;
   if (slot.holder->quarantined) return v1::SLOT_STATE_QUARANTINED;
   return v1::SLOT_STATE_BUSY;
 }
 
-int64_t NumKnownSlots(const State& state) {
+bool IsOfBackend(const Node& node, const v1::JobSpec& spec) {
+  return (node.record.backend() == "cuda") == (spec.parallel().backend() == "cuda");
+}
+
+int64_t NumKnownSlots(const State& state, const v1::JobSpec& spec) {
   int64_t slots = 0;
-  for (const auto& [worker, node] : state.nodes) slots += node.record.num_slots();
+  for (const auto& [worker, node] : state.nodes) {
+    if (IsOfBackend(node, spec)) slots += node.record.num_slots();
+  }
   return slots;
 }
 
-std::optional<int64_t> OfferedBytesPerRank(const State& state, int64_t ranks) {
+std::optional<int64_t> OfferedBytesPerRank(const State& state, const v1::JobSpec& spec) {
+  int64_t ranks = spec.parallel().ranks();
   std::vector<std::pair<int64_t, int64_t>> offers;  // bytes, slots
   for (const auto& [worker, node] : state.nodes) {
+    if (!IsOfBackend(node, spec)) continue;
     offers.emplace_back(node.record.memory_per_rank_bytes(), node.record.num_slots());
   }
   std::sort(offers.rbegin(), offers.rend());

@@ -84,6 +84,7 @@ struct Slot {
   // What its worker says lives in it although the store gave it to the holder: the store is a
   // backup's. Becomes the holder after it.
   std::optional<SlotHolder> stray;
+  v1::SlotDevice device;  // as its worker last told; nothing on backends without devices
 
   // The holder is gone.
   void Release() { holder = std::exchange(stray, std::nullopt); }
@@ -170,10 +171,13 @@ bool IsFinished(const v1::RankRecord& rank);
 v1::NodeState StateOf(const State& state, const Node& node, BootTime now);
 v1::SlotState StateOf(const State& state, const Node& node, const Slot& slot, BootTime now);
 
-// Slots of all known nodes, whatever their state.
-int64_t NumKnownSlots(const State& state);
-// The bytes per rank that `ranks` slots can offer together: the smallest of the `ranks` largest
-// offers over all known nodes. None when fewer slots are known.
-std::optional<int64_t> OfferedBytesPerRank(const State& state, int64_t ranks);
+// Whether ranks of a job run on a node: those on cuda on devices, the others on CPUs.
+bool IsOfBackend(const Node& node, const v1::JobSpec& spec);
+
+// Slots of all known nodes for such a job, whatever their state.
+int64_t NumKnownSlots(const State& state, const v1::JobSpec& spec);
+// The bytes per rank that as many slots as it has ranks can offer together: the smallest of the
+// largest offers over all known nodes. None when fewer slots are known.
+std::optional<int64_t> OfferedBytesPerRank(const State& state, const v1::JobSpec& spec);
 
 }  // namespace upipe::coordinator

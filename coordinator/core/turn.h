@@ -156,6 +156,8 @@ class Turn {
 
   // deadlines.cc
   void NotePositions(const Node& node, const v1::Heartbeat& heartbeat);
+  using DeviceList = google::protobuf::RepeatedPtrField<v1::SlotDevice>;
+  void NoteDevices(Node& node, const DeviceList& devices);
   void CheckStartDeadline(Job& job);
   void CheckStall(Job& job);
   void CheckTimeLimit(Job& job);
@@ -167,7 +169,7 @@ class Turn {
   bool IsSettled();
   // False when the job is the head: it waits for busy slots, and everybody behind it with it.
   bool TryPlace(Job& job);
-  const Fit& FitFor(int64_t bytes_per_rank);
+  const Fit& FitFor(const Need& need);
   void Place(Job& job);
   Attempt NewAttempt(Job& job);
   void PutAside(Job& job);
@@ -175,7 +177,7 @@ class Turn {
   State& state_;
   const Moment now_;
   Actions out_;
-  std::map<int64_t, Fit> fits_;         // by bytes per rank, until a job is placed
+  std::map<Need, Fit> fits_;            // until a job is placed
   std::set<std::string> dirty_jobs_;    // records to write
   std::set<std::string> changed_jobs_;  // to publish only
   std::set<std::string> dirty_nodes_;

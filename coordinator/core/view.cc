@@ -211,7 +211,7 @@ absl::StatusOr<v1::WhyResponse> Why(const State& state, const std::string& id, M
       return answer(v1::WAIT_REASON_PLANNING,
                     job.reason.empty() ? "its plan is being made" : job.reason);
     case v1::JOB_STATE_QUEUED: {
-      const Fit fit = FitOf(state, PlannedBytesPerRank(*job.plan), now.boot);
+      const Fit fit = FitOf(state, NeedOf(job), now.boot);
       Wait wait = WaitOf(state, job, fit, now.boot);
       response.set_position(PositionOf(state, job));
       if (wait.message.empty()) wait.message = "it is placed next";
@@ -255,6 +255,7 @@ v1::Node ViewNode(const State& state, const Node& node, BootTime now) {
     v1::Slot& slot = *view.add_slots();
     slot.set_index(s);
     slot.set_state(StateOf(state, node, node.slots[s], now));
+    if (node.slots[s].device.ByteSizeLong() > 0) *slot.mutable_device() = node.slots[s].device;
     if (!node.slots[s].holder) continue;
     slot.set_job_id(node.slots[s].holder->job_id);
     slot.set_generation(node.slots[s].holder->generation);

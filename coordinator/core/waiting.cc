@@ -24,7 +24,8 @@ std::string Counts(int64_t ranks, const Fit& fit) {
   for (const auto& [count, what] : {std::pair(fit.silent, "belong to silent workers"),
                                     {fit.lost, "belong to lost workers"},
                                     {fit.closed, "belong to cordoned or leaving workers"},
-                                    {fit.quarantined, "are quarantined"}}) {
+                                    {fit.quarantined, "are quarantined"},
+                                    {fit.sick, "have a sick device"}}) {
     if (count > 0) absl::StrAppend(&text, ", ", count, " ", what);
   }
   return text;
@@ -53,18 +54,20 @@ Wait WaitForWorkers(int64_t ranks, const Fit& fit) {
     return {v1::WAIT_REASON_SETTLING,
             absl::StrCat(Counts(ranks, fit), "; those workers were heard of a moment ago"), true};
   }
-  const v1::WaitReason reason = fit.silent + fit.lost > 0 ? v1::WAIT_REASON_SILENT_WORKERS
-                                : fit.closed > 0          ? v1::WAIT_REASON_CORDONED
-                                                          : v1::WAIT_REASON_BUSY_SLOTS;
+  const v1::WaitReason reason = fit.silent + fit.lost > 0   ? v1::WAIT_REASON_SILENT_WORKERS
+                                : fit.closed + fit.sick > 0 ? v1::WAIT_REASON_CORDONED
+                                                            : v1::WAIT_REASON_BUSY_SLOTS;
   return {reason, Counts(ranks, fit), false};
 }
 
 }  // namespace
 
 int64_t PlannedBytesPerRank(const v1::RunPlan& plan) {
+  const bool host_is_device = plan.spec().parallel().backend() != "cuda";
   int64_t bytes = 0;
   for (const v1::RankPlan& rank : plan.ranks()) {
-    bytes = std::max(bytes, rank.memory().arena_bytes() + rank.host_memory().arena_bytes());
+    const int64_t host = host_is_device ? rank.host_memory().arena_bytes() : 0;
+    bytes = std::max(bytes, rank.memory().arena_bytes() + host);
   }
   return bytes;
 }
@@ -75,13 +78,27 @@ bool IsOffered(const State& state, const Node& node, BootTime now) {
 }
 
 bool IsFree(const State& state, const Slot& slot) {
-  return Holds(state, Guard::kSlotFree, !slot.holder.has_value());
+  return Holds(state, Guard::kSlotFree, !slot.holder.has_value()) && slot.device.sick().empty();
 }
 
-Fit FitOf(const State& state, int64_t bytes_per_rank, BootTime now) {
+const char* OfBackend(const v1::JobSpec& spec) {
+  return spec.parallel().backend() == "cuda" ? " of backend cuda" : "";
+}
+
+Need NeedOf(const Job& job) {
+  return {.device = job.record.spec().parallel().backend() == "cuda",
+          .bytes_per_rank = PlannedBytesPerRank(*job.plan)};
+}
+
+bool Suits(const Node& node, const Need& need) {
+  return (node.record.backend() == "cuda") == need.device &&
+         node.record.memory_per_rank_bytes() >= need.bytes_per_rank;
+}
+
+Fit FitOf(const State& state, const Need& need, BootTime now) {
   Fit fit;
   for (const auto& [worker, node] : state.nodes) {
-    if (node.record.memory_per_rank_bytes() < bytes_per_rank) continue;
+    if (!Suits(node, need)) continue;
     const auto slots = static_cast<int64_t>(node.slots.size());
     fit.known += slots;
     const bool offered = IsOffered(state, node, now);
@@ -92,8 +109,10 @@ Fit FitOf(const State& state, int64_t bytes_per_rank, BootTime now) {
     const bool lately = !node.lost && now - node.last_heard < state.timing.settle;
     for (const Slot& slot : node.slots) {
       const bool quarantined = slot.holder && slot.holder->quarantined;
+      const bool sick = !slot.holder && !slot.device.sick().empty();
       if (offered && quarantined) ++fit.quarantined;
-      if (quarantined) continue;
+      if (offered && sick) ++fit.sick;
+      if (quarantined || sick) continue;
       if (offered || (lately && IsOpen(state, node))) ++fit.expected;
       if (offered) ++fit.ready;
       if (offered && IsFree(state, slot)) ++fit.free;
@@ -110,8 +129,9 @@ Wait WaitOf(const State& state, const Job& job, const Fit& fit, BootTime now) {
   if (fit.known < ranks) {
     const int64_t needed = PlannedBytesPerRank(*job.plan);
     return {v1::WAIT_REASON_TOO_FEW_SLOTS,
-            absl::StrCat("needs ", ranks, " slots of ", FormatBytes(needed), ", ", fit.known,
-                         " of the ", NumKnownSlots(state), " known ones offer that"),
+            absl::StrCat("needs ", ranks, " slots", OfBackend(job.record.spec()), " of ",
+                         FormatBytes(needed), ", ", fit.known, " of the ",
+                         NumKnownSlots(state, job.record.spec()), " known ones offer that"),
             false};
   }
   if (!Holds(state, Guard::kBackoffOver, now >= job.retry_at)) {

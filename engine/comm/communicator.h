@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "kernels/api/device.h"
 #include "kernels/api/stream.h"
 
 namespace upipe::comm {
@@ -28,6 +29,9 @@ struct Block {
 struct AllToAllVParams {
   std::vector<Block> sends;
   std::vector<Block> receives;
+  // What the schedule knows of every rank's lists: one block for each rank, the own one included,
+  // ascending, all of one size and side by side. A library may then do it in one call.
+  bool even = false;
 };
 
 enum class ReduceOp { kSum, kMax };
@@ -108,8 +112,9 @@ struct CommOptions {
 
 // Compares `value` (a schedule or plan hash) over all ranks and blocks until known.
 // FailedPrecondition naming the ranks that differ from rank 0, on every rank. Gathers through
-// `scratch`: device memory, size() * 8 bytes.
+// `scratch`: memory of `device`, size() * 8 bytes.
 absl::Status VerifySameOnAllRanks(Communicator& comm, uint64_t value, const char* what,
-                                  void* scratch, kernels::Stream& stream);
+                                  void* scratch, kernels::Device& device,
+                                  kernels::Stream& stream);
 
 }  // namespace upipe::comm

@@ -30,6 +30,13 @@ class FirstError {
 // error.
 kernels::Event EventWithStatus(const absl::Status& status);
 
+// `error` with the collective it came from in front.
+absl::Status InCollective(const absl::Status& error, const char* name, int64_t number, int rank,
+                          int size);
+
+// Where `rank` is in the group.
+int IndexIn(const RankGroup& group, int rank);
+
 // A reduction's blocks are cut into pieces of this size, so that its scratch is bounded.
 inline constexpr int64_t kReducePieceBytes = int64_t{1} << 20;
 int64_t ReduceScatterScratchBytesFor(int group_size, int64_t count);

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
-#include <cstring>
 #include <future>
 #include <utility>
 
@@ -32,44 +30,16 @@ class Completion final : public kernels::Event::State {
   const std::shared_future<absl::Status> outcome_ = promise_.get_future().share();
 };
 
-// In groups of a fixed length, which the compiler turns into vector instructions at -O2.
-void AddTo(float* __restrict sum, const float* __restrict values, int64_t count) {
-  constexpr int64_t kGroup = 16;
-  int64_t i = 0;
-  for (; i + kGroup <= count; i += kGroup) {
-    for (int64_t j = 0; j < kGroup; ++j) sum[i + j] += values[i + j];
-  }
-  for (; i < count; ++i) sum[i] += values[i];
-}
-
-// A value that is not a number wins every maximum, so that it is seen.
-double Combine(ReduceOp op, double a, double b) {
-  if (op == ReduceOp::kSum) return a + b;
-  return std::isnan(b) || b > a ? b : a;
-}
-
-int IndexIn(const RankGroup& group, int rank) {
-  return static_cast<int>(std::lower_bound(group.begin(), group.end(), rank) - group.begin());
-}
-
-void CopyUnlessSame(void* to, const void* from, int64_t bytes) {
-  if (to != from && bytes > 0) std::memmove(to, from, bytes);
-}
-
-absl::Status Annotate(const absl::Status& status, const char* name, int64_t number, int rank,
-                      int size) {
-  return absl::Status(status.code(), absl::StrCat("collective ", number, " (", name, ") on rank ",
-                                                  rank, " of ", size, ": ", status.message()));
-}
-
 }  // namespace
 
 TransportCommunicator::TransportCommunicator(std::unique_ptr<SerialThread> thread,
                                              std::unique_ptr<Transport> transport,
-                                             const CommOptions& options)
+                                             const CommOptions& options,
+                                             std::shared_ptr<LocalWork> work)
     : Communicator(transport->size()),
       options_(options),
       traffic_(transport->rank(), transport->size()),
+      work_(work != nullptr ? std::move(work) : CreateHostWork()),
       transport_(std::move(transport)),
       thread_(std::move(thread)) {}
 
@@ -105,14 +75,14 @@ absl::Status TransportCommunicator::RunOnThread(const char* name, int64_t number
   if (options_.observer.entered) options_.observer.entered(number);
   const SteadyTime begin = std::chrono::steady_clock::now();
   absl::Status result =
-      exchange(Call{*transport_, static_cast<uint32_t>(number), After(options_.deadline)});
+      exchange(Call{*transport_, *work_, static_cast<uint32_t>(number), After(options_.deadline)});
   // Messages of a pair keep their order: what was left over one collective ago is here by now.
   if (result.ok()) result = transport_->CheckNothingUnexpected(static_cast<uint32_t>(number - 1));
   traffic_.AddSeconds(
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
   if (!result.ok()) {
     transport_->Withdraw();
-    result = Die(Annotate(result, name, number, rank(), size()));
+    result = Die(InCollective(result, name, number, rank(), size()));
   }
   if (options_.observer.left) options_.observer.left(number);
   return result;
@@ -147,7 +117,7 @@ absl::Status TransportCommunicator::ExchangeBlocks(const Call& call,
   auto landing = own.begin();
   for (const Block& send : params.sends) {
     if (send.bytes == 0 || send.peer != rank) continue;
-    CopyUnlessSame((*landing)->data, send.data, send.bytes);
+    UPIPE_RETURN_IF_ERROR(call.work.Copy((*landing)->data, send.data, send.bytes));
     ++landing;
   }
   return transport.WaitAll(call.deadline);
@@ -172,7 +142,8 @@ absl::Status TransportCommunicator::Gather(const Call& call, const RankGroup& gr
   for (int peer : group) {
     if (peer != transport.rank()) transport.PostSend(peer, {call.collective, 0}, send, bytes);
   }
-  CopyUnlessSame(out + IndexIn(group, transport.rank()) * bytes, send, bytes);
+  UPIPE_RETURN_IF_ERROR(
+      call.work.Copy(out + IndexIn(group, transport.rank()) * bytes, send, bytes));
   return transport.WaitAll(call.deadline);
 }
 
@@ -204,30 +175,26 @@ absl::Status TransportCommunicator::ReducePiece(const Call& call, const Reductio
     transport.PostSend(reduction.group[to], tag, block_of(to), bytes);
   }
   const auto contribute = [&](int from, const float* values) {
-    if (from == 0) {
-      std::memcpy(reduction.receive + begin, values, bytes);
-    } else {
-      AddTo(reduction.receive + begin, values, count);
-    }
+    float* const sum = reduction.receive + begin;
+    return from == 0 ? call.work.Copy(sum, values, bytes) : call.work.Add(sum, values, count);
   };
   for (int i = 0; i < size - 1; ++i) {
-    if (other(i) == index + 1) contribute(index, block_of(index));
+    if (other(i) == index + 1) UPIPE_RETURN_IF_ERROR(contribute(index, block_of(index)));
     const int current = arriving;
     if (i + 1 < size - 1) {
       arriving =
           transport.PostReceive(reduction.group[other(i + 1)], tag, landing[(i + 1) % 2], bytes);
     }
     UPIPE_RETURN_IF_ERROR(transport.Wait(current, call.deadline));
-    contribute(other(i), landing[i % 2]);
+    UPIPE_RETURN_IF_ERROR(contribute(other(i), landing[i % 2]));
   }
-  if (index == size - 1) contribute(index, block_of(index));
+  if (index == size - 1) UPIPE_RETURN_IF_ERROR(contribute(index, block_of(index)));
   return transport.WaitAll(call.deadline);
 }
 
 absl::Status TransportCommunicator::Reduce(const Call& call, const Reduction& reduction) {
   if (reduction.group.size() == 1) {
-    CopyUnlessSame(reduction.receive, reduction.send, reduction.count * kFloatBytes);
-    return absl::OkStatus();
+    return call.work.Copy(reduction.receive, reduction.send, reduction.count * kFloatBytes);
   }
   for (int64_t begin = 0; begin < reduction.count; begin += kPieceCount) {
     UPIPE_RETURN_IF_ERROR(ReducePiece(call, reduction, begin));
@@ -254,13 +221,8 @@ absl::Status TransportCommunicator::AllReduce(double* values, int64_t count, Red
     if (size() == 1) return absl::OkStatus();
     auto* gathered = static_cast<double*>(scratch);
     UPIPE_RETURN_IF_ERROR(Gather(call, everyone(), values, gathered, count * kDoubleBytes));
-    for (int64_t i = 0; i < count; ++i) {
-      double result = gathered[i];
-      for (int peer = 1; peer < size(); ++peer)
-        result = Combine(op, result, gathered[peer * count + i]);
-      values[i] = result;
-    }
-    return absl::OkStatus();
+    return call.work.Combine(
+        {.op = op, .gathered = gathered, .num_ranks = size(), .count = count, .values = values});
   };
   return Issue("all-reduce", traffic_.AddAllReduce(values, count, scratch), exchange, stream);
 }

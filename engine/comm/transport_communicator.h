@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "engine/comm/communicator.h"
+#include "engine/comm/local_work.h"
 #include "engine/comm/serial_thread.h"
 #include "engine/comm/traffic.h"
 #include "engine/comm/transport.h"
@@ -16,9 +17,10 @@ namespace upipe::comm {
 class TransportCommunicator final : public Communicator {
  public:
   // From here on `transport` is used, closed and destroyed on `thread` only (Abort and status
-  // apart).
+  // apart). `work`: how memory of the rank is copied and added up, used on `thread` too; null: by
+  // the host.
   TransportCommunicator(std::unique_ptr<SerialThread> thread, std::unique_ptr<Transport> transport,
-                        const CommOptions& options);
+                        const CommOptions& options, std::shared_ptr<LocalWork> work = nullptr);
   // Finishes what was issued, then closes the transport unless it is dead.
   ~TransportCommunicator() override;
 
@@ -42,6 +44,7 @@ class TransportCommunicator final : public Communicator {
   // What an operation does on the communicator's thread.
   struct Call {
     Transport& transport;
+    LocalWork& work;
     uint32_t collective;
     SteadyTime deadline;
   };
@@ -71,6 +74,7 @@ class TransportCommunicator final : public Communicator {
   const CommOptions options_;
   Traffic traffic_;
   int64_t num_issued_ = 0;
+  const std::shared_ptr<LocalWork> work_;
   std::unique_ptr<Transport> transport_;
   std::unique_ptr<SerialThread> thread_;
 };

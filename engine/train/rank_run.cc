@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "common/clock.h"
 #include "common/failpoint.h"
 #include "common/status.h"
@@ -303,6 +305,17 @@ absl::Status TrainRank(const RankRun& run) {
   return status;
 }
 
+namespace {
+
+// "cudnn 9.19" of a plan's "cuda cudnn 9.19 bf16".
+std::string AttentionKernelOf(const v1::RunPlan& plan) {
+  std::vector<std::string> words = absl::StrSplit(plan.attention_kernel(), ' ');
+  if (words.size() < 3) return kernels::DeviceOptions().attention_kernel;
+  return absl::StrJoin(words.begin() + 1, words.end() - 1, " ");
+}
+
+}  // namespace
+
 absl::StatusOr<std::unique_ptr<kernels::Device>> CreateRankDevice(const v1::RunPlan& plan, int rank,
                                                                   const std::vector<int>& cpus) {
   if (rank < 0 || rank >= plan.ranks_size()) {
@@ -315,13 +328,15 @@ absl::StatusOr<std::unique_ptr<kernels::Device>> CreateRankDevice(const v1::RunP
   options.host_bytes = plan.ranks(rank).host_memory().arena_bytes();
   options.num_threads = plan.spec().parallel().threads_per_rank();
   options.cpus = cpus;
+  options.attention_kernel = AttentionKernelOf(plan);
   return kernels::CreateDevice(options);
 }
 
 absl::Duration CollectiveDeadline(const v1::RunPlan& plan) {
   double flops = 0;
   for (const v1::RankPlan& rank : plan.ranks()) flops = std::max(flops, rank.step_flops());
-  return absl::Minutes(2) + absl::Seconds(flops / 1e9) + CheckpointPatience(plan);
+  const double slowest = plan.spec().parallel().backend() == "cuda" ? 2e13 : 1e9;
+  return absl::Minutes(2) + absl::Seconds(flops / slowest) + CheckpointPatience(plan);
 }
 
 v1::MemoryUsage ToMessage(const kernels::MemoryStats& stats) {

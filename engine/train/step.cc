@@ -49,9 +49,9 @@ absl::StatusOr<std::unique_ptr<TrainStep>> TrainStep::Create(const engine::RankC
   UPIPE_ASSIGN_OR_RETURN(
       kernels::Buffer scratch,
       context.Allocate(MemoryTag::kComm, context.num_ranks() * sizeof(uint64_t)));
-  UPIPE_RETURN_IF_ERROR(
-      comm::VerifySameOnAllRanks(context.comm(), parallel::HashOf(plan.schedule()),
-                                 "head-chunk schedule", scratch.data(), context.stream()));
+  UPIPE_RETURN_IF_ERROR(comm::VerifySameOnAllRanks(
+      context.comm(), parallel::HashOf(plan.schedule()), "head-chunk schedule", scratch.data(),
+      context.device(), context.stream()));
   return step;
 }
 

@@ -283,6 +283,11 @@ void Allocator::set_moment(std::string moment) {
   state_->moment = std::move(moment);
 }
 
+std::string Allocator::moment() const {
+  std::lock_guard lock(state_->mutex);
+  return state_->moment;
+}
+
 int64_t Allocator::arena_bytes() const { return state_->options.arena_bytes; }
 
 void Allocator::set_observer(AllocatorObserver* observer) { state_->observer = observer; }

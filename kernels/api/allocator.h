@@ -100,6 +100,7 @@ class Allocator {
   void ResetPeaks();
   // A short label of where the step is, kept with the peak.
   void set_moment(std::string moment);
+  std::string moment() const;
   int64_t arena_bytes() const;
   // Borrowed until replaced; null = nobody.
   void set_observer(AllocatorObserver* observer);

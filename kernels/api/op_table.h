@@ -8,14 +8,9 @@
 #include "absl/status/status.h"
 #include "kernels/api/op_params.h"
 #include "kernels/api/stream.h"
+#include "kernels/api/workspace.h"
 
 namespace upipe::kernels {
-
-// Scratch for one op call, from the tagged Allocator. Alive until the stream passes the op.
-struct Workspace {
-  void* data = nullptr;
-  int64_t size_bytes = 0;
-};
 
 // Arithmetic and traffic of one op call, from its params alone. Causal attention counts only the
 // key/query pairs inside the mask.
@@ -33,6 +28,11 @@ class OpTable {
   // True when this backend's attention backward reads the attention output beside delta, as cuDNN's
   // does: AttentionBwdParams.o must then be given. The dry table answers as above.
   virtual bool AttentionBwdReadsOutput() const { return false; }
+  // At start, for a call of the step to come: readies what a library behind the op needs for it,
+  // and compares the scratch that takes with WorkspaceBytes. ResourceExhausted naming op and both
+  // numbers; FailedPrecondition where the library cannot do it. Never touches the tensors. May take
+  // seconds.
+  virtual absl::Status Prepare(const OpParams&) { return absl::OkStatus(); }
   // Validates (InvalidArgument naming op and field), then submits to the stream. Never allocates
   // device memory, never blocks; later failures surface on the stream's events.
   virtual absl::Status Enqueue(const OpParams& params, Workspace workspace, Stream& stream) = 0;

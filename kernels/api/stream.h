@@ -43,6 +43,9 @@ class Event {
     virtual bool Done() const = 0;
     // Blocks the caller until the point is reached; the first error of the stream, if any.
     virtual absl::Status Synchronize() = 0;
+    // The point of a stream that this one adds an outcome to; null where it is one itself. A device
+    // that need not ask its host waits for that point, and asks this one once it has passed.
+    virtual const State* point() const { return nullptr; }
   };
   Event() = default;  // already reached
   explicit Event(std::shared_ptr<State> state) : state_(std::move(state)) {}

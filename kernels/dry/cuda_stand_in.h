@@ -7,12 +7,13 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/api/op_table.h"
+#include "kernels/cuda/workspace_bytes.h"
 
 namespace upipe::kernels {
 
 // The attention kernels there are plans for.
-inline constexpr char kOwnAttention[] = "own";           // takes delta, adds in place: no scratch
-inline constexpr char kCudnnAttention[] = "cudnn 9.19";  // reads O in backward; bf16 only
+using cuda::kCudnnAttention;
+using cuda::kOwnAttention;
 
 // InvalidArgument naming the kernels there are. Enqueue is never called on it.
 absl::StatusOr<std::unique_ptr<OpTable>> CreateCudaStandIn(const std::string& attention_kernel);

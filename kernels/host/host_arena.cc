@@ -37,19 +37,6 @@ absl::StatusOr<std::unique_ptr<HostArena>> HostArena::Map(int64_t bytes, bool pr
   return arena;
 }
 
-bool HostArena::Contains(const void* begin, int64_t bytes) const {
-  const auto first = reinterpret_cast<uintptr_t>(begin);
-  const auto base = reinterpret_cast<uintptr_t>(base_);
-  return first >= base && bytes <= bytes_ && first - base <= static_cast<uint64_t>(bytes_ - bytes);
-}
-
-bool HostArena::Overlaps(const void* begin, int64_t bytes) const {
-  const auto first = reinterpret_cast<uintptr_t>(begin);
-  const auto base = reinterpret_cast<uintptr_t>(base_);
-  return first < base + static_cast<uint64_t>(bytes_) &&
-         base < first + static_cast<uint64_t>(bytes);
-}
-
 HostArena::~HostArena() { munmap(base_, MappedBytes(bytes_)); }
 
 }  // namespace upipe::kernels

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
+#include "kernels/host/memory_range.h"
 
 namespace upipe::kernels {
 
@@ -18,9 +19,7 @@ class HostArena {
 
   void* base() const { return base_; }  // page aligned
   int64_t bytes() const { return bytes_; }
-  // Whether all, or any, of [begin, begin + bytes) lies in it.
-  bool Contains(const void* begin, int64_t bytes) const;
-  bool Overlaps(const void* begin, int64_t bytes) const;
+  MemoryRange range() const { return {base_, bytes_}; }
 
  private:
   HostArena(void* base, int64_t bytes) : base_(base), bytes_(bytes) {}

@@ -35,8 +35,8 @@ struct Side {
   int64_t bytes;
 };
 
-void SubmitCopy(const RowsCopy& copy, const Side& device, const Side& host, const HostArena& arena,
-                Stream& stream) {
+void SubmitCopy(const RowsCopy& copy, const Side& device, const Side& host,
+                const MemoryRange& arena, Stream& stream) {
   if (arena.Contains(device.begin, device.bytes) && !arena.Overlaps(host.begin, host.bytes)) {
     stream.Submit([copy](ExecContext&) { return CopyRows(copy); });
     return;
@@ -96,14 +96,14 @@ void HostDevice::CopyRowsToHost(const RowsCopy& copy, Stream& stream) {
   CheckRows(copy);
   if (copy.bytes() == 0) return;
   SubmitCopy(copy, {copy.src, Extent(copy, copy.src_stride)},
-             {copy.dst, Extent(copy, copy.dst_stride)}, *arena_, stream);
+             {copy.dst, Extent(copy, copy.dst_stride)}, arena_->range(), stream);
 }
 
 void HostDevice::CopyRowsFromHost(const RowsCopy& copy, Stream& stream) {
   CheckRows(copy);
   if (copy.bytes() == 0) return;
   SubmitCopy(copy, {copy.dst, Extent(copy, copy.dst_stride)},
-             {copy.src, Extent(copy, copy.src_stride)}, *arena_, stream);
+             {copy.src, Extent(copy, copy.src_stride)}, arena_->range(), stream);
 }
 
 }  // namespace upipe::kernels

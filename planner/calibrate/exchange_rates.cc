@@ -55,14 +55,14 @@ absl::StatusOr<Comms> Connect(int ranks, bool one_node, const std::vector<std::v
     UPIPE_ASSIGN_OR_RETURN(contexts[rank], comm::UcxContext::Create(options));
     return absl::OkStatus();
   }));
-  comm::UcxGroup group{.identity = {"calibrate", 1, 0, RandomNonce()}};
+  comm::PeerGroup group{.identity = {"calibrate", 1, 0, RandomNonce()}};
   for (int rank = 0; rank < ranks; ++rank) {
     group.addresses.push_back(contexts[rank]->address());
     group.node_ids.push_back(one_node ? "node" : absl::StrCat("node", rank));
   }
   Comms comms(ranks);
   UPIPE_RETURN_IF_ERROR(on_each([&](int rank) -> absl::Status {
-    comm::UcxGroup own = group;
+    comm::PeerGroup own = group;
     own.rank = rank;
     UPIPE_ASSIGN_OR_RETURN(comms[rank], contexts[rank]->Connect(own, {}));
     return absl::OkStatus();

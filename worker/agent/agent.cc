@@ -63,6 +63,7 @@ class Decision {
   void On(const ProcessExited& event);
   void On(const ProcessGone& event);
   void On(const PositionsRead& event);
+  void On(const DevicesRead& event);
   void On(const JobLogsDeleted& event);
   void On(const Tick&) {}
   void On(const Leave& event);
@@ -678,6 +679,18 @@ void Decision::On(const PositionsRead& event) {
       rank.position = position;
     }
   }
+}
+
+void Decision::On(const DevicesRead& event) {
+  auto& known = *s_.identity.mutable_devices();
+  for (size_t slot = 0; slot < event.devices.size(); ++slot) {
+    const std::string& sick = event.devices[slot].sick();
+    if (sick == (static_cast<int>(slot) < known.size() ? known[slot].sick() : "")) continue;
+    Tell(sick.empty() ? absl::StrCat("the device of slot ", slot, " is well again")
+                      : absl::StrCat("the device of slot ", slot, " is sick: ", sick));
+  }
+  known.Assign(event.devices.begin(), event.devices.end());
+  s_.next_heartbeat = std::min(s_.next_heartbeat, now_);  // tells the coordinator
 }
 
 void Decision::On(const JobLogsDeleted& event) {

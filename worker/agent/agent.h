@@ -58,6 +58,10 @@ struct ProcessGone {
 struct PositionsRead {
   std::map<std::string, std::vector<v1::RankPosition>> attempts;
 };
+// By slot, as they are from now on.
+struct DevicesRead {
+  std::vector<v1::SlotDevice> devices;
+};
 // The last log of a job is off this disk: nothing else is kept of it either.
 struct JobLogsDeleted {
   std::string job;
@@ -67,7 +71,7 @@ struct Leave {};     // gracefully: the ranks go first, on the coordinator's ord
 struct Shutdown {};  // at once
 using Event = std::variant<SessionClosed, FromCoordinator, FromTrainer, TrainerClosed,
                            ProcessStarted, ProcessLaunchFailed, ProcessExited, ProcessGone,
-                           PositionsRead, JobLogsDeleted, Tick, Leave, Shutdown>;
+                           PositionsRead, DevicesRead, JobLogsDeleted, Tick, Leave, Shutdown>;
 
 // How a rank ended, as counted.
 enum class RankOutcome { kFinished, kLeftOnNotice, kKilled, kFailed, kNotStarted };

@@ -45,7 +45,9 @@ void DescribeExitCode(const Rank& rank, const ProcessExit& exit, v1::Cause& caus
     return;
   }
   const bool aborted = rank.finished->code() == static_cast<int>(absl::StatusCode::kAborted);
-  if (rank.finished->selfcheck_failed()) {
+  if (rank.finished->device_fault()) {
+    cause.set_kind(v1::CAUSE_KIND_DEVICE_FAULT);
+  } else if (rank.finished->selfcheck_failed()) {
     cause.set_kind(v1::CAUSE_KIND_SELFCHECK);
   } else if (rank.finished->peer_failure()) {
     cause.set_kind(v1::CAUSE_KIND_PEER_FAILURE);

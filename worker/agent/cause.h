@@ -1,5 +1,5 @@
-// Why a rank ended: classifies the launcher's evidence in the order out of memory, signal, peer
-// failure, exit code.
+// Why a rank ended: classifies the launcher's evidence in the order out of memory, device
+// fault, signal, peer failure, exit code.
 #pragma once
 
 #include <vector>

@@ -63,6 +63,7 @@ void Greet(State& state, BootTime now, Actions& out) {
 v1::Heartbeat HeartbeatOf(const State& state) {
   v1::Heartbeat heartbeat;
   heartbeat.set_leaving(state.left_at.has_value());
+  *heartbeat.mutable_devices() = state.identity.devices();
   v1::AttemptPositions* attempt = nullptr;
   for (const auto& [key, rank] : state.ranks) {  // by nonce, then rank
     if (!IsLive(rank) || !rank.position_read_at.has_value()) continue;

@@ -161,7 +161,9 @@ class Daemon : public WorkerDaemon {
   void Carry(const Actions& actions);
   void ReadPositions(BootTime now);
   void PruneLogs();
+  void WatchDevices();
   std::map<std::string, std::string> EnvironmentOf(const LaunchRank& action) const;
+  void AddDeviceOf(int slot, std::map<std::string, std::string>& environment) const;
 
   void Do(const OpenSession& action) { session_->Open(action.session); }
   void Do(const CloseSession&) { session_->Close(); }
@@ -201,6 +203,7 @@ class Daemon : public WorkerDaemon {
   std::unique_ptr<TrainerServer> trainers_;
   std::unique_ptr<CoordinatorSession> session_;
   std::unique_ptr<LogUploads> uploads_;
+  std::unique_ptr<DeviceWatch> devices_;
 };
 
 absl::Status Daemon::Initialize() {
@@ -248,6 +251,7 @@ absl::Status Daemon::Initialize() {
   identity.set_version(options_.version);
   identity.set_backend(options_.backend);
   identity.set_insecure_listen(options_.insecure_listen);
+  WatchDevices();
   state_.leave_grace = options_.leave_grace;
   state_.newest_generation = launcher_->generations();
   PruneLogs();
@@ -256,19 +260,18 @@ absl::Status Daemon::Initialize() {
 }
 
 void Daemon::OnLaunchEvent(LaunchEvent event) {
-  events_.PushOverCapacity(
-      std::visit(Overloaded{[](TreeStarted& kind) -> Event {
-                              return ProcessStarted{kind.key, kind.pid};
-                            },
-                            [](TreeLaunchFailed& kind) -> Event {
-                              return ProcessLaunchFailed{kind.key, kind.status};
-                            },
-                            [](TreeExited& kind) -> Event {
-                              return ProcessExited{kind.key, std::move(kind.exit),
-                                                   std::move(kind.positions)};
-                            },
-                            [](TreeGone& kind) -> Event { return ProcessGone{kind.key}; }},
-                 event));
+  events_.PushOverCapacity(std::visit(
+      Overloaded{[](TreeStarted& kind) -> Event {
+                   return ProcessStarted{kind.key, kind.pid};
+                 },
+                 [](TreeLaunchFailed& kind) -> Event {
+                   return ProcessLaunchFailed{kind.key, kind.status};
+                 },
+                 [](TreeExited& kind) -> Event {
+                   return ProcessExited{kind.key, std::move(kind.exit), std::move(kind.positions)};
+                 },
+                 [](TreeGone& kind) -> Event { return ProcessGone{kind.key}; }},
+      event));
 }
 
 absl::Status Daemon::Run() {
@@ -326,19 +329,47 @@ void Daemon::PruneLogs() {
   });
 }
 
+void Daemon::WatchDevices() {
+  if (options_.inventory == nullptr) return;
+  std::vector<v1::SlotDevice> devices = options_.inventory->Read();
+  devices.resize(std::min<size_t>(devices.size(), options_.num_slots));
+  state_.identity.mutable_devices()->Assign(devices.begin(), devices.end());
+  devices_ = std::make_unique<DeviceWatch>(options_.inventory, std::move(devices),
+                                           [this](std::vector<v1::SlotDevice> read) {
+                                             events_.PushOverCapacity(DevicesRead{std::move(read)});
+                                           });
+}
+
+// The rank's process sees the device of its slot and no other. NCCL's ways are pinned, as the
+// number of its channels is.
+void Daemon::AddDeviceOf(int slot, std::map<std::string, std::string>& environment) const {
+  if (options_.backend != "cuda") return;
+  const auto& devices = state_.identity.devices();
+  const std::string uuid = slot < devices.size() ? devices[slot].uuid() : "";
+  environment["CUDA_VISIBLE_DEVICES"] = uuid.empty() ? absl::StrCat(slot) : uuid;
+  environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID";
+  environment["NCCL_ALGO"] = "Ring";
+  environment["NCCL_PROTO"] = "Simple";
+  if (options_.transport_interface != "all")
+    environment["NCCL_SOCKET_IFNAME"] = absl::StrCat("=", options_.transport_interface);
+}
+
 std::map<std::string, std::string> Daemon::EnvironmentOf(const LaunchRank& action) const {
-  return {{"UPIPE_SOCKET", socket_path_},
-          {"UPIPE_NONCE", action.key.nonce},
-          {"UPIPE_JOB", action.job},
-          {"UPIPE_GENERATION", absl::StrCat(action.generation)},
-          {"UPIPE_RANK", absl::StrCat(action.key.rank)},
-          {"UPIPE_CPU_PLACEMENT", options_.place_ranks ? "own" : "off"},
-          {"UPIPE_TRANSPORT_INTERFACE", options_.transport_interface},
-          // A machine that answers nothing for so long is lost to its peers.
-          {"UPIPE_PEER_SILENCE", absl::StrCat(absl::ToDoubleSeconds(state_.timing.kill_bound * 3))},
-          {"OMP_NUM_THREADS", absl::StrCat(action.threads)},
-          {"OPENBLAS_NUM_THREADS", absl::StrCat(action.threads)},
-          {"UCX_HANDLE_ERRORS", "none"}};
+  std::map<std::string, std::string> environment = {
+      {"UPIPE_SOCKET", socket_path_},
+      {"UPIPE_NONCE", action.key.nonce},
+      {"UPIPE_JOB", action.job},
+      {"UPIPE_GENERATION", absl::StrCat(action.generation)},
+      {"UPIPE_RANK", absl::StrCat(action.key.rank)},
+      {"UPIPE_CPU_PLACEMENT", options_.place_ranks ? "own" : "off"},
+      {"UPIPE_TRANSPORT_INTERFACE", options_.transport_interface},
+      // A machine that answers nothing for so long is lost to its peers.
+      {"UPIPE_PEER_SILENCE", absl::StrCat(absl::ToDoubleSeconds(state_.timing.kill_bound * 3))},
+      {"OMP_NUM_THREADS", absl::StrCat(action.threads)},
+      {"OPENBLAS_NUM_THREADS", absl::StrCat(action.threads)},
+      {"UCX_HANDLE_ERRORS", "none"}};
+  AddDeviceOf(action.slot, environment);
+  return environment;
 }
 
 void Daemon::Do(const LaunchRank& action) {
@@ -403,6 +434,17 @@ std::string DescribeCpus() {
                       nodes.size(), " NUMA nodes)");
 }
 
+std::string DescribeDevices(const v1::Hello& identity) {
+  std::vector<std::string> devices;
+  for (const v1::SlotDevice& device : identity.devices()) {
+    devices.push_back(
+        absl::StrCat(device.name(), " ", device.uuid(), " (", FormatBytes(device.memory_bytes()),
+                     ", ", device.nvlinks(), " NVLinks, ECC ", device.ecc() ? "on" : "off",
+                     device.sick().empty() ? "" : absl::StrCat(", sick: ", device.sick()), ")"));
+  }
+  return devices.empty() ? "none" : absl::StrJoin(devices, "; ");
+}
+
 std::string Daemon::Configuration() const {
   const std::pair<const char*, std::string> lines[] = {
       {"name", options_.name},
@@ -425,6 +467,7 @@ std::string Daemon::Configuration() const {
       {"cpus", DescribeCpus()},
       {"cpu_placement", options_.place_ranks ? "each rank its own, where there are enough" : "off"},
       {"backend", options_.backend},
+      {"devices", DescribeDevices(state_.identity)},
       {"isa", options_.isa},
       {"version", options_.version}};
   return absl::StrJoin(lines, "\n", absl::PairFormatter(" = "));

@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "worker/inventory/device_inventory.h"
 
 namespace upipe::worker {
 
@@ -27,8 +28,10 @@ struct WorkerOptions {
   std::string metrics_listen = "127.0.0.1:0";
   bool insecure_listen = false;  // allows metrics on other than loopback
   bool allow_cgroup = true;
-  bool place_ranks = true;  // on CPUs of their own, where there are enough
-  std::string backend = "cpu";
+  bool place_ranks = true;      // on CPUs of their own, where there are enough
+  std::string backend = "cpu";  // or cuda: a device for each slot
+  // Of the devices, the first num_slots of which are offered; null: none is known to the worker.
+  std::shared_ptr<DeviceInventory> inventory;
   std::string isa;
   std::string version;
   std::vector<std::string> environment;  // of the trainers, without UPIPE_*

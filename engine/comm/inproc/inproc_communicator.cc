@@ -3,7 +3,6 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
-#include <cstring>
 #include <deque>
 #include <list>
 #include <memory>
@@ -12,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/status.h"
+#include "engine/comm/local_work.h"
 #include "engine/comm/serial_thread.h"
 #include "engine/comm/traffic.h"
 #include "engine/comm/transport.h"
@@ -50,20 +50,19 @@ struct Exchange {
   FirstError error;                     // of the group
 };
 
-absl::Status Move(const Request& send, const Request& receive) {
+absl::Status Move(const Request& send, const Request& receive, LocalWork& work) {
   if (send.bytes != receive.bytes) {
     return absl::InternalError(absl::StrCat(
         "rank ", send.from, " sends ", send.bytes, " bytes as block ", send.tag.block, " and rank ",
         send.to, " expects ", receive.bytes, "; the ranks run different schedules"));
   }
-  std::memcpy(receive.data, send.data, send.bytes);
-  return absl::OkStatus();
+  return work.Copy(receive.data, send.data, send.bytes);
 }
 
 class InprocTransport final : public Transport {
  public:
-  InprocTransport(std::shared_ptr<Exchange> exchange, int rank)
-      : exchange_(std::move(exchange)), rank_(rank) {}
+  InprocTransport(std::shared_ptr<Exchange> exchange, int rank, std::shared_ptr<LocalWork> work)
+      : exchange_(std::move(exchange)), rank_(rank), work_(std::move(work)) {}
 
   ~InprocTransport() override {
     Withdraw();
@@ -152,7 +151,8 @@ class InprocTransport final : public Transport {
     request.data = static_cast<char*>(data);
     request.bytes = bytes;
     if (Request* other = Match(request)) {
-      const absl::Status moved = is_send ? Move(request, *other) : Move(*other, request);
+      const absl::Status moved =
+          is_send ? Move(request, *other, *work_) : Move(*other, request, *work_);
       std::lock_guard<std::mutex> lock(exchange_->mutex);
       request.status = other->status = moved;
       request.state = other->state = Request::kDone;
@@ -180,32 +180,42 @@ class InprocTransport final : public Transport {
 
   const std::shared_ptr<Exchange> exchange_;
   const int rank_;
+  const std::shared_ptr<LocalWork> work_;
   std::deque<Request> requests_;  // stable addresses
 };
 
+std::shared_ptr<Exchange> NewExchange(int size) {
+  UPIPE_CHECK(size >= 1 && size <= kMaxRanks) << size << " ranks";
+  return std::make_shared<Exchange>(size);
+}
+
 }  // namespace
 
-std::vector<std::unique_ptr<Communicator>> InprocGroup::Create(int size,
-                                                               const CommOptions& options) {
-  return Create(std::vector<CommOptions>(size, options));
+std::vector<std::unique_ptr<Communicator>> InprocGroup::Create(int size, const CommOptions& options,
+                                                               std::shared_ptr<CommDevice> device) {
+  return Create(std::vector<CommOptions>(size, options), std::move(device));
 }
 
 std::vector<std::unique_ptr<Communicator>> InprocGroup::Create(
-    const std::vector<CommOptions>& by_rank) {
+    const std::vector<CommOptions>& by_rank, std::shared_ptr<CommDevice> device) {
   std::vector<std::unique_ptr<Communicator>> ranks;
-  for (auto& transport : CreateTransports(static_cast<int>(by_rank.size()))) {
+  const auto exchange = NewExchange(static_cast<int>(by_rank.size()));
+  for (const CommOptions& options : by_rank) {
+    const int rank = static_cast<int>(ranks.size());
+    const std::shared_ptr<LocalWork> work =
+        device != nullptr ? CreateDeviceWork(device) : CreateHostWork();
     ranks.push_back(std::make_unique<TransportCommunicator>(
-        std::make_unique<SerialThread>(), std::move(transport), by_rank[ranks.size()]));
+        std::make_unique<SerialThread>(), std::make_unique<InprocTransport>(exchange, rank, work),
+        options, work));
   }
   return ranks;
 }
 
 std::vector<std::unique_ptr<Transport>> InprocGroup::CreateTransports(int size) {
-  UPIPE_CHECK(size >= 1 && size <= kMaxRanks) << size << " ranks";
-  auto exchange = std::make_shared<Exchange>(size);
+  const auto exchange = NewExchange(size);
   std::vector<std::unique_ptr<Transport>> transports;
   for (int rank = 0; rank < size; ++rank) {
-    transports.push_back(std::make_unique<InprocTransport>(exchange, rank));
+    transports.push_back(std::make_unique<InprocTransport>(exchange, rank, CreateHostWork()));
   }
   return transports;
 }

@@ -61,11 +61,11 @@ class BoundContext final : public UcxContext {
 
   const std::string& address() const override { return address_; }
 
-  absl::StatusOr<std::unique_ptr<Communicator>> Connect(const UcxGroup& group,
+  absl::StatusOr<std::unique_ptr<Communicator>> Connect(const PeerGroup& group,
                                                         const CommOptions& options) override {
     if (thread_ == nullptr)
       return absl::FailedPreconditionError("this UCX context was connected before");
-    UPIPE_ASSIGN_OR_RETURN(UcxGroup resolved, Resolve(group));
+    UPIPE_ASSIGN_OR_RETURN(PeerGroup resolved, Resolve(group));
     absl::StatusOr<std::unique_ptr<UcxTransport>> transport;
     thread_->Run([&] { transport = ConnectOnThread(resolved); });
     if (!transport.ok()) return transport.status();
@@ -87,7 +87,7 @@ class BoundContext final : public UcxContext {
   }
 
   // The group with every address reduced to the part that is used.
-  static absl::StatusOr<UcxGroup> Resolve(const UcxGroup& group) {
+  static absl::StatusOr<PeerGroup> Resolve(const PeerGroup& group) {
     const int size = static_cast<int>(group.addresses.size());
     if (size < 1 || size > kMaxRanks || group.node_ids.size() != group.addresses.size() ||
         group.rank < 0 || group.rank >= size) {
@@ -95,7 +95,7 @@ class BoundContext final : public UcxContext {
                                                      size, " addresses and ", group.node_ids.size(),
                                                      " node ids"));
     }
-    UcxGroup resolved = group;
+    PeerGroup resolved = group;
     for (int rank = 0; rank < size; ++rank) {
       const bool same_node = group.node_ids[rank] == group.node_ids[group.rank];
       absl::StatusOr<std::string> part = PartOf(group.addresses[rank], same_node);
@@ -109,7 +109,7 @@ class BoundContext final : public UcxContext {
     return resolved;
   }
 
-  absl::StatusOr<std::unique_ptr<UcxTransport>> ConnectOnThread(const UcxGroup& group) {
+  absl::StatusOr<std::unique_ptr<UcxTransport>> ConnectOnThread(const PeerGroup& group) {
     const std::string& own = group.node_ids[group.rank];
     const int64_t neighbours = std::count(group.node_ids.begin(), group.node_ids.end(), own);
     if (neighbours == 1) lanes_.same_node.reset();

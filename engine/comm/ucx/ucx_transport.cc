@@ -44,14 +44,14 @@ ucp_tag_t Encode(MessageTag tag, int sender) {
          tag.block;
 }
 
-std::string Describe(const UcxIdentity& identity) {
+std::string Describe(const AttemptIdentity& identity) {
   return absl::StrCat("job ", identity.job, ", generation ", identity.generation, ", plan ",
                       absl::Hex(identity.plan_hash), ", nonce ", identity.nonce);
 }
 
 }  // namespace
 
-UcxTransport::UcxTransport(Lanes lanes, const UcxGroup& group, const UcxOptions& options)
+UcxTransport::UcxTransport(Lanes lanes, const PeerGroup& group, const UcxOptions& options)
     : rank_(group.rank),
       options_(options),
       abort_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
@@ -63,7 +63,7 @@ UcxTransport::UcxTransport(Lanes lanes, const UcxGroup& group, const UcxOptions&
 }
 
 absl::StatusOr<std::unique_ptr<UcxTransport>> UcxTransport::Connect(Lanes lanes,
-                                                                    const UcxGroup& group,
+                                                                    const PeerGroup& group,
                                                                     const UcxOptions& options) {
   std::unique_ptr<UcxTransport> transport(new UcxTransport(std::move(lanes), group, options));
   const SteadyTime deadline = After(options.connect_deadline);
@@ -88,7 +88,7 @@ UcxTransport::~UcxTransport() {
   close(abort_fd_);
 }
 
-absl::Status UcxTransport::OpenEndpoints(const UcxGroup& group) {
+absl::Status UcxTransport::OpenEndpoints(const PeerGroup& group) {
   for (int rank = 0; rank < size(); ++rank) {
     Peer& peer = peers_[rank];
     peer.transport = this;
@@ -110,7 +110,7 @@ absl::Status UcxTransport::OpenEndpoints(const UcxGroup& group) {
   return absl::OkStatus();
 }
 
-absl::Status UcxTransport::CompareIdentities(const UcxGroup& group, SteadyTime deadline) {
+absl::Status UcxTransport::CompareIdentities(const PeerGroup& group, SteadyTime deadline) {
   const std::string own = Describe(group.identity);
   if (own.size() > kIdentityBytesMax) {
     return absl::InvalidArgumentError(

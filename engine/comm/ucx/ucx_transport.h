@@ -25,7 +25,7 @@ class UcxTransport final : public Transport {
     std::unique_ptr<UcxLane> same_node;
     std::unique_ptr<UcxLane> other_nodes;
   };
-  static absl::StatusOr<std::unique_ptr<UcxTransport>> Connect(Lanes lanes, const UcxGroup& group,
+  static absl::StatusOr<std::unique_ptr<UcxTransport>> Connect(Lanes lanes, const PeerGroup& group,
                                                                const UcxOptions& options);
   ~UcxTransport() override;
 
@@ -61,9 +61,9 @@ class UcxTransport final : public Transport {
     int64_t received_bytes = 0;
   };
 
-  UcxTransport(Lanes lanes, const UcxGroup& group, const UcxOptions& options);
-  absl::Status OpenEndpoints(const UcxGroup& group);
-  absl::Status CompareIdentities(const UcxGroup& group, SteadyTime deadline);
+  UcxTransport(Lanes lanes, const PeerGroup& group, const UcxOptions& options);
+  absl::Status OpenEndpoints(const PeerGroup& group);
+  absl::Status CompareIdentities(const PeerGroup& group, SteadyTime deadline);
   absl::Status WarmUp(SteadyTime deadline);
   // Runs UCX until `over()`; false at the deadline or when an Abort came. Spins, then yields, then
   // sleeps.

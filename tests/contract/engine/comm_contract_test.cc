@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "engine/comm/dry/dry_communicator.h"
+#include "kernels/host/host_device.h"
 #include "tests/contract/engine/comm_groups.h"
 
 namespace upipe::comm {
@@ -87,6 +88,33 @@ TEST_P(CommContract, AllToAllOfEverySize) {
     }
     if (comm.size() <= 3) {
       CheckAllToAll(comm, stream, [](int, int) { return std::vector<int64_t>{8 << 20}; });
+    }
+  });
+}
+
+TEST_P(CommContract, AllToAllOfEvenBlocksSideBySide) {
+  Ranks ranks = Make();
+  OnEveryRank(ranks, [](Communicator& comm, kernels::Stream& stream) {
+    const int me = comm.rank();
+    for (const int64_t bytes : {0, 1, 4096, 100001}) {
+      std::vector<unsigned char> out, in(comm.size() * bytes + 1, 0xEE), expected;
+      for (int peer = 0; peer < comm.size(); ++peer) {
+        const std::vector<unsigned char> sent = Message(me, peer, 0, bytes);
+        const std::vector<unsigned char> comes = Message(peer, me, 0, bytes);
+        out.insert(out.end(), sent.begin(), sent.end());
+        expected.insert(expected.end(), comes.begin(), comes.end());
+      }
+      out.push_back(0xDD);  // an address also for no bytes
+      AllToAllVParams params{.even = true};
+      for (int peer = 0; peer < comm.size(); ++peer) {
+        params.sends.push_back({peer, out.data() + peer * bytes, bytes});
+        params.receives.push_back({peer, in.data() + peer * bytes, bytes});
+      }
+      ASSERT_TRUE(comm.AllToAllV(params, stream).ok()) << comm.status();
+      ASSERT_TRUE(stream.Synchronize().ok()) << comm.status();
+      EXPECT_EQ(0xEE, in.back());
+      in.pop_back();
+      ASSERT_TRUE(in == expected) << bytes << " bytes each to rank " << me;
     }
   });
 }
@@ -346,13 +374,17 @@ TEST_P(CommContract, TwoStreamsTakeTurnsInTheOrderOfIssue) {
 
 TEST_P(CommContract, VerifySameNamesTheRanksThatDiffer) {
   Ranks ranks = Make();
-  OnEveryRank(ranks, [](Communicator& comm, kernels::Stream& stream) {
-    std::vector<uint64_t> scratch(comm.size());
-    EXPECT_TRUE(VerifySameOnAllRanks(comm, 0xABCD, "schedule", scratch.data(), stream).ok());
+  OnEveryRank(ranks, [](Communicator& comm, kernels::Stream&) {
+    const auto device = *kernels::HostDevice::Create({.arena_bytes = 4096}, nullptr);
+    const auto stream = device->CreateStream("compute");
+    const auto scratch =
+        *device->allocator().Allocate(kernels::MemoryTag::kComm, comm.size() * 8, *stream);
+    const auto verify = [&](uint64_t value) {
+      return VerifySameOnAllRanks(comm, value, "schedule", scratch.data(), *device, *stream);
+    };
+    EXPECT_TRUE(verify(0xABCD).ok());
     if (comm.size() == 1) return;
-    const uint64_t value = comm.rank() == 1 ? 0x77 : 0xABCD;
-    const absl::Status status =
-        VerifySameOnAllRanks(comm, value, "schedule", scratch.data(), stream);
+    const absl::Status status = verify(comm.rank() == 1 ? 0x77 : 0xABCD);
     EXPECT_EQ(absl::StatusCode::kFailedPrecondition, status.code());
     EXPECT_NE(std::string::npos, status.message().find("rank 1 (77)")) << status;
     EXPECT_TRUE(comm.status().ok());

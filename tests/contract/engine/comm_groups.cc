@@ -3,20 +3,13 @@
 #include "absl/time/clock.h"
 #include "engine/comm/inproc/inproc_communicator.h"
 #include "engine/comm/transport.h"
+#include "tests/support/cuda_runtime/fake_runtime.h"
 #ifdef UPIPE_TEST_UCX
 #include "engine/comm/ucx/ucx_communicator.h"
 #endif
 
 namespace upipe::comm {
 namespace {
-
-class SingleThread final : public kernels::ParallelFor {
- public:
-  int num_threads() const override { return 1; }
-  void Run(int64_t count, const std::function<void(int64_t, int64_t, int)>& body) override {
-    if (count > 0) body(0, count, 0);
-  }
-};
 
 unsigned char Expected(int from, int to, int block, int64_t offset) {
   uint64_t x = static_cast<uint64_t>(offset) * 0x9E3779B97F4A7C15u + from * 1000003u + to * 10007u +
@@ -44,15 +37,33 @@ float Contribution(int rank, int64_t index) {
          1.0f / static_cast<float>(rank + 3);
 }
 
-kernels::HostStream NewStream() {
-  return kernels::HostStream("test", std::make_shared<SingleThread>(), std::nullopt, {});
-}
+kernels::HostStream NewStream() { return NewHostStream("test"); }
 
 std::vector<GroupKind> AllGroupKinds() {
   std::vector<GroupKind> kinds;
-  kinds.push_back({"inproc", [](const std::vector<CommOptions>& by_rank) {
-                     return InprocGroup::Create(by_rank);
-                   }});
+  kinds.push_back(
+      {.name = "inproc",
+       .Make = [](const std::vector<CommOptions>& by_rank) { return InprocGroup::Create(by_rank); },
+       .sends_wait = true});
+  kinds.push_back({.name = "inproc_on_device",
+                   .Make =
+                       [](const std::vector<CommOptions>& by_rank) {
+                         auto device = std::make_shared<HostCommDevice>("GPU-0");
+                         return InprocGroup::Create(by_rank, device);
+                       },
+                   .sends_wait = true});
+  for (const bool cuda_streams : {false, true}) {
+    const auto make = [cuda_streams](const std::vector<CommOptions>& by_rank) {
+      std::shared_ptr<kernels::CudaRuntime> runtime;
+      if (cuda_streams) runtime = std::make_shared<kernels::testing::FakeCudaRuntime>();
+      auto contexts = MakeNcclContexts(static_cast<int>(by_rank.size()), {}, runtime);
+      return ConnectNccl(contexts, by_rank);
+    };
+    kinds.push_back({.name = cuda_streams ? "nccl_on_cuda_streams" : "nccl",
+                     .Make = make,
+                     .names_peers = false,
+                     .sends_wait = true});
+  }
 #ifdef UPIPE_TEST_UCX
   kinds.push_back(
       {"ucx", [](const std::vector<CommOptions>& by_rank) { return MakeUcxRanks(by_rank); }});
@@ -74,6 +85,8 @@ void Ranks::Destroy() {
   std::vector<std::thread> threads;
   for (auto& comm : *this) threads.emplace_back([&comm] { comm.reset(); });
   for (std::thread& thread : threads) thread.join();
+  clear();
+  if (at_end) std::exchange(at_end, nullptr)();
 }
 
 void OnEveryRank(Ranks& ranks, const std::function<void(Communicator&, kernels::Stream&)>& body) {
@@ -88,6 +101,46 @@ void OnEveryRank(Ranks& ranks, const std::function<void(Communicator&, kernels::
   for (std::thread& thread : threads) thread.join();
 }
 
+std::vector<NcclRank> MakeNcclContexts(int size, const NcclOptions& options,
+                                       std::shared_ptr<kernels::CudaRuntime> runtime) {
+  const auto world = NewFakeNcclWorld();
+  std::vector<NcclRank> ranks;
+  for (int rank = 0; rank < size; ++rank) {
+    auto nccl = std::make_shared<FakeNccl>(world);
+    auto device = std::make_shared<HostCommDevice>(absl::StrCat("GPU-", rank), runtime);
+    auto context = NcclContext::Create(nccl, device, rank, options);
+    EXPECT_TRUE(context.ok()) << context.status();
+    if (!context.ok()) return {};
+    ranks.push_back({std::move(nccl), std::move(device), *std::move(context)});
+  }
+  return ranks;
+}
+
+Ranks ConnectNccl(std::vector<NcclRank>& contexts, const std::vector<CommOptions>& by_rank) {
+  PeerGroup group;
+  std::vector<std::shared_ptr<FakeNccl>> tables;
+  for (const NcclRank& rank : contexts) {
+    group.addresses.push_back(rank.context->address());
+    group.node_ids.push_back("node");
+    tables.push_back(rank.nccl);
+  }
+  Ranks ranks(contexts.size());
+  std::vector<std::thread> threads;
+  for (size_t rank = 0; rank < contexts.size(); ++rank) {
+    threads.emplace_back([&, rank, own = group]() mutable {
+      own.rank = static_cast<int>(rank);
+      auto comm = contexts[rank].context->Connect(own, by_rank[rank]);
+      EXPECT_TRUE(comm.ok()) << comm.status();
+      if (comm.ok()) ranks[rank] = *std::move(comm);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  ranks.at_end = [tables] {
+    for (const auto& table : tables) EXPECT_EQ(std::vector<std::string>(), table->Violations());
+  };
+  return ranks;
+}
+
 #ifdef UPIPE_TEST_UCX
 Ranks MakeUcxRanks(const std::vector<CommOptions>& by_rank, std::vector<std::string> node_of_rank) {
   const int size = static_cast<int>(by_rank.size());
@@ -96,7 +149,7 @@ Ranks MakeUcxRanks(const std::vector<CommOptions>& by_rank, std::vector<std::str
   options.tcp_devices = "lo";
   options.close_deadline = absl::Milliseconds(500);
   std::vector<std::unique_ptr<UcxContext>> contexts;
-  UcxGroup group{.node_ids = node_of_rank, .identity = {"job", 1, 0x1234, "nonce"}};
+  PeerGroup group{.node_ids = node_of_rank, .identity = {"job", 1, 0x1234, "nonce"}};
   for (int rank = 0; rank < size; ++rank) {
     auto context = UcxContext::Create(options);
     EXPECT_TRUE(context.ok()) << context.status();

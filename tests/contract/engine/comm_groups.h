@@ -10,8 +10,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/comm/communicator.h"
+#include "engine/comm/nccl/nccl_context.h"
 #include "gtest/gtest.h"
 #include "kernels/host/host_stream.h"
+#include "tests/support/engine/fake_nccl.h"
+#include "tests/support/engine/host_comm_device.h"
 
 namespace upipe::comm {
 
@@ -26,12 +29,16 @@ class Ranks : public std::vector<std::unique_ptr<Communicator>> {
   Ranks(Ranks&&) = default;
   ~Ranks() { Destroy(); }
   void Destroy();
+
+  std::function<void()> at_end;  // called once they are gone
 };
 
 // An implementation under test. `Make` builds a group whose ranks are threads of this process.
 struct GroupKind {
   std::string name;
   std::function<Ranks(const std::vector<CommOptions>&)> Make;
+  bool names_peers = true;  // when one of them does not come
+  bool sends_wait = false;  // until they are received, however small
 };
 
 std::vector<GroupKind> AllGroupKinds();
@@ -47,6 +54,17 @@ std::vector<unsigned char> Message(int from, int to, int block, int64_t bytes);
 
 // Values whose sum depends on the order in which they are added.
 float Contribution(int rank, int64_t index);
+
+// A connected group over NCCL's fake, every rank with a device and a table of its own.
+struct NcclRank {
+  std::shared_ptr<FakeNccl> nccl;
+  std::shared_ptr<HostCommDevice> device;
+  std::unique_ptr<NcclContext> context;
+};
+// With `runtime` the communicators' streams are CUDA streams.
+std::vector<NcclRank> MakeNcclContexts(int size, const NcclOptions& options = {},
+                                       std::shared_ptr<kernels::CudaRuntime> runtime = nullptr);
+Ranks ConnectNccl(std::vector<NcclRank>& contexts, const std::vector<CommOptions>& by_rank);
 
 #ifdef UPIPE_TEST_UCX
 // A connected group over UCX, every rank with a context of its own. `node_of_rank` empty: one node.

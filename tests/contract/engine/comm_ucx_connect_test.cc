@@ -24,11 +24,11 @@ std::unique_ptr<UcxContext> Bind(const UcxOptions& options = Quick()) {
 }
 
 // Connects ranks of the given identities on the given nodes; one outcome per rank.
-std::vector<Connected> ConnectAll(const std::vector<UcxIdentity>& identities,
+std::vector<Connected> ConnectAll(const std::vector<AttemptIdentity>& identities,
                                   const std::vector<std::string>& nodes) {
   const size_t size = identities.size();
   std::vector<std::unique_ptr<UcxContext>> contexts;
-  UcxGroup group{.node_ids = nodes};
+  PeerGroup group{.node_ids = nodes};
   for (size_t rank = 0; rank < size; ++rank) {
     contexts.push_back(Bind());
     group.addresses.push_back(contexts.back()->address());
@@ -47,14 +47,14 @@ std::vector<Connected> ConnectAll(const std::vector<UcxIdentity>& identities,
 }
 
 TEST(UcxConnect, AnotherAttemptIsRefusedNamingBoth) {
-  const UcxIdentity now{"train-7", 3, 0xABC, "n3"};
-  const UcxIdentity others[] = {{"train-8", 3, 0xABC, "n3"},
-                                {"train-7", 2, 0xABC, "n3"},
-                                {"train-7", 3, 0xABD, "n3"},
-                                {"train-7", 3, 0xABC, "n2"}};
+  const AttemptIdentity now{"train-7", 3, 0xABC, "n3"};
+  const AttemptIdentity others[] = {{"train-8", 3, 0xABC, "n3"},
+                                    {"train-7", 2, 0xABC, "n3"},
+                                    {"train-7", 3, 0xABD, "n3"},
+                                    {"train-7", 3, 0xABC, "n2"}};
   for (const std::vector<std::string>& nodes :
        {std::vector<std::string>{"a", "a", "a"}, {"a", "b", "c"}}) {
-    for (const UcxIdentity& other : others) {
+    for (const AttemptIdentity& other : others) {
       const std::vector<Connected> outcomes = ConnectAll({now, other, now}, nodes);
       for (const Connected& outcome : outcomes) {
         EXPECT_EQ(absl::StatusCode::kAborted, outcome.status().code()) << outcome.status();
@@ -83,24 +83,24 @@ TEST(UcxConnect, APeerThatDoesNotComeCostsTheDeadline) {
 }
 
 TEST(UcxConnect, NonsenseIsRefused) {
-  const auto refuse = [](const std::function<void(UcxGroup*)>& spoil, const char* complaint) {
+  const auto refuse = [](const std::function<void(PeerGroup*)>& spoil, const char* complaint) {
     auto context = Bind();
-    UcxGroup group{.addresses = {context->address(), context->address()}, .node_ids = {"a", "a"}};
+    PeerGroup group{.addresses = {context->address(), context->address()}, .node_ids = {"a", "a"}};
     spoil(&group);
     const Connected outcome = context->Connect(group, {});
     EXPECT_EQ(absl::StatusCode::kInvalidArgument, outcome.status().code()) << outcome.status();
     EXPECT_THAT(outcome.status().message(), HasSubstr(complaint));
   };
-  refuse([](UcxGroup* group) { group->rank = 2; }, "rank 2 with 2 addresses");
-  refuse([](UcxGroup* group) { group->node_ids.pop_back(); }, "1 node ids");
-  refuse([](UcxGroup* group) { group->addresses[1].pop_back(); }, "rank 1");
-  refuse([](UcxGroup* group) { group->addresses[1] += "x"; }, "behind its end");
-  refuse([](UcxGroup* group) { group->addresses[1].clear(); }, "cut short");
+  refuse([](PeerGroup* group) { group->rank = 2; }, "rank 2 with 2 addresses");
+  refuse([](PeerGroup* group) { group->node_ids.pop_back(); }, "1 node ids");
+  refuse([](PeerGroup* group) { group->addresses[1].pop_back(); }, "rank 1");
+  refuse([](PeerGroup* group) { group->addresses[1] += "x"; }, "behind its end");
+  refuse([](PeerGroup* group) { group->addresses[1].clear(); }, "cut short");
 }
 
 TEST(UcxConnect, OnlyOnce) {
   auto context = Bind();
-  const UcxGroup group{.addresses = {context->address()}, .node_ids = {"a"}};
+  const PeerGroup group{.addresses = {context->address()}, .node_ids = {"a"}};
   EXPECT_TRUE(context->Connect(group, {}).ok());
   EXPECT_EQ(absl::StatusCode::kFailedPrecondition, context->Connect(group, {}).status().code());
 }

@@ -48,7 +48,7 @@ int RankProcessMain(int argc, char** argv, int (*run_rank)(const RankCase&)) {
 absl::StatusOr<std::unique_ptr<Communicator>> MeetPeers(UcxContext& context, const RankCase& self,
                                                         const CommOptions& options) {
   SendFrame(self.fd, context.address());
-  UcxGroup group{
+  PeerGroup group{
       .rank = self.rank, .addresses = {}, .node_ids = {}, .identity = {"job", 1, 0xF00D, "nonce"}};
   for (std::vector<std::string>* list : {&group.addresses, &group.node_ids}) {
     for (int rank = 0; rank < self.size; ++rank) {

@@ -1,5 +1,6 @@
 // What every Device, Stream, Event and Allocator promises, for the host device with one and several
-// threads, the test device, and the dry device (all but the parts that need execution).
+// threads, the test device, the CUDA device over a runtime on threads, and the dry device (all but
+// the parts that need execution).
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -13,14 +14,16 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/cuda/cuda_device.h"
 #include "kernels/dry/dry_device.h"
 #include "kernels/host/host_device.h"
 #include "tests/contract/kernels/fill_ops.h"
+#include "tests/support/cuda_runtime/fake_runtime.h"
 
 namespace upipe::kernels {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 constexpr int64_t kArenaBytes = 1 << 20;
 constexpr int64_t kHostBytes = 1 << 19;
@@ -39,6 +42,22 @@ std::unique_ptr<Device> CreateHost(HostDevice::Options options) {
   return *std::move(device);
 }
 
+// Its pinned pool is cut into blocks of 64 KiB.
+std::unique_ptr<Device> CreateCuda(std::optional<StreamDelay> delay,
+                                   int64_t arena_bytes = kArenaBytes) {
+  testing::FakeCudaRuntime::Options runtime;
+  runtime.delay = delay;
+  auto device =
+      CudaDevice::Create({.arena_bytes = arena_bytes,
+                          .host_bytes = kHostBytes,
+                          .num_threads = 2,
+                          .pinned_block_bytes = 1 << 16},
+                         std::make_shared<testing::FakeCudaRuntime>(runtime),
+                         std::make_unique<FillOpTable>(), std::make_unique<FillOpTable>());
+  EXPECT_TRUE(device.ok()) << device.status();
+  return *std::move(device);
+}
+
 HostDevice::Options TestDevice(uint64_t seed, int64_t arena_bytes = kArenaBytes) {
   return {.name = "cpu",
           .arena_bytes = arena_bytes,
@@ -51,12 +70,14 @@ std::vector<DeviceCase> Cases() {
   return {{"host_1_thread", true, [] { return CreateHost({.num_threads = 1}); }},
           {"host_3_threads", true, [] { return CreateHost({.prefault = true, .num_threads = 3}); }},
           {"test_device", true, [] { return CreateHost(TestDevice(1)); }},
+          {"cuda", true, [] { return CreateCuda(std::nullopt); }},
+          {"cuda_delayed", true, [] { return CreateCuda(StreamDelay{.seed = 5}); }},
           {"dry", false, []() -> std::unique_ptr<Device> {
              return std::make_unique<DryDevice>("cpu", std::make_unique<FillOpTable>());
            }}};
 }
 
-class DeviceContract : public testing::TestWithParam<DeviceCase> {
+class DeviceContract : public ::testing::TestWithParam<DeviceCase> {
  protected:
   bool executes() const { return GetParam().executes; }
   Buffer Take(int64_t bytes, Stream& stream, MemoryTag tag = MemoryTag::kWorkspace) {
@@ -73,13 +94,14 @@ class DeviceContract : public testing::TestWithParam<DeviceCase> {
   const std::unique_ptr<Device> device_ = GetParam().create();
 };
 
-INSTANTIATE_TEST_SUITE_P(Devices, DeviceContract, testing::ValuesIn(Cases()),
+INSTANTIATE_TEST_SUITE_P(Devices, DeviceContract, ::testing::ValuesIn(Cases()),
                          [](const auto& info) { return std::string(info.param.name); });
 
 absl::Status Ok(ExecContext&) { return absl::OkStatus(); }
 
 TEST_P(DeviceContract, NamesItselfAndItsStreams) {
-  EXPECT_EQ(device_->name(), executes() ? "cpu" : "dry(cpu)");
+  const bool cuda = std::string(GetParam().name).starts_with("cuda");
+  EXPECT_EQ(device_->name(), !executes() ? "dry(cpu)" : cuda ? "cuda" : "cpu");
   EXPECT_EQ(device_->CreateStream("compute")->name(), "compute");
 }
 
@@ -559,6 +581,19 @@ TEST(TestDevice, DelaysAndPoisonDoNotChangeABit) {
         EXPECT_EQ(outcome.values, expected.values) << "seed " << seed << " " << delay_seed;
         EXPECT_EQ(outcome.offsets, expected.offsets);
       }
+    }
+  }
+}
+
+TEST(CudaDevice, GivesTheBytesAndAddressesOfTheHostDevice) {
+  for (const int64_t arena_bytes : {kArenaBytes, kArenaBytes / 32}) {
+    const auto host = CreateHost({.arena_bytes = arena_bytes, .num_threads = 2});
+    const Outcome expected = RandomProgram(*host, 4).Execute();
+    for (uint64_t delay_seed = 1; delay_seed <= 3; ++delay_seed) {
+      const auto cuda = CreateCuda(StreamDelay{.seed = delay_seed}, arena_bytes);
+      const Outcome outcome = RandomProgram(*cuda, 4).Execute();
+      EXPECT_EQ(outcome.values, expected.values) << "seed " << delay_seed;
+      EXPECT_EQ(outcome.offsets, expected.offsets);
     }
   }
 }

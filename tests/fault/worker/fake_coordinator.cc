@@ -58,6 +58,7 @@ void FakeCoordinator::Hear(const v1::WorkerMessage& message, SessionStream* stre
     ack.mutable_timing()->set_margin_millis(1000);
   } else if (message.has_heartbeat()) {
     leaving = message.heartbeat().leaving();
+    devices.assign(message.heartbeat().devices().begin(), message.heartbeat().devices().end());
     positions.clear();
     for (const v1::AttemptPositions& attempt : message.heartbeat().attempts()) {
       for (const v1::RankPosition& position : attempt.ranks())

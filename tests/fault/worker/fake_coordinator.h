@@ -36,6 +36,7 @@ class FakeCoordinator : public v1::WorkerService::Service {
   std::map<int, v1::StepReport> progress;
   std::map<std::pair<int64_t, int>, v1::RankPosition> positions;  // of the last heartbeat
   bool leaving = false;                                           // of the last heartbeat
+  std::vector<v1::SlotDevice> devices;                            // of the last heartbeat
   std::map<std::string, std::string> logs;                        // by request id
   std::map<std::string, bool> logs_ended;
   std::map<std::string, bool> logs_complete;

@@ -38,6 +38,7 @@ class WorkerProcess {
     bool cgroup = true;
     bool place = true;  // ranks on CPUs of their own
     std::string leave_grace = "1m";
+    std::vector<std::string> more = {};  // words
   };
   explicit WorkerProcess(const Options& options) {
     std::vector<std::string> words = {WORKER_BINARY,
@@ -59,6 +60,7 @@ class WorkerProcess {
                                       options.leave_grace};
     if (!options.cgroup) words.push_back("--no-cgroup");
     if (!options.place) words.push_back("--no-cpu-placement");
+    words.insert(words.end(), options.more.begin(), options.more.end());
     std::vector<char*> arguments;
     for (std::string& word : words) arguments.push_back(word.data());
     arguments.push_back(nullptr);

@@ -14,8 +14,6 @@
 
 namespace upipe::testing {
 
-void PrintTo(const NamedCase& c, std::ostream* out) { *out << c.name; }
-
 namespace {
 
 Outcome Must(absl::StatusOr<Outcome> outcome) {

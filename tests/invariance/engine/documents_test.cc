@@ -9,8 +9,6 @@
 
 namespace upipe::testing {
 
-void PrintTo(const NamedCase& c, std::ostream* out) { *out << c.name; }
-
 namespace {
 
 Outcome Must(absl::StatusOr<Outcome> outcome) {

@@ -1,5 +1,6 @@
 #include "tests/invariance/engine/method_space.h"
 
+#include <ostream>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -247,5 +248,7 @@ std::vector<NamedCase> OneCasePerMethod() {
   add(Upipe(3), 1, 3);
   return cases;
 }
+
+void PrintTo(const NamedCase& c, std::ostream* out) { *out << c.name; }
 
 }  // namespace upipe::testing

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <iosfwd>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,7 @@ struct NamedCase {
   std::string name;
   MethodCase test;
 };
+void PrintTo(const NamedCase& c, std::ostream* out);
 // Every two choices of two dimensions stand together in some case, unless the rules of job files
 // forbid it or it takes more ranks than a test should.
 const std::vector<NamedCase>& PairwiseCases();

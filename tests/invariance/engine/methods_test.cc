@@ -11,8 +11,6 @@
 
 namespace upipe::testing {
 
-void PrintTo(const NamedCase& c, std::ostream* out) { *out << c.name; }
-
 namespace {
 
 class Methods : public ::testing::TestWithParam<NamedCase> {};

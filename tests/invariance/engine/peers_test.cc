@@ -58,7 +58,7 @@ std::string NameOf(const SmallJob& job) {
                       job.dp_ranks, ", accumulation ", job.accumulation);
 }
 
-constexpr SmallJob kJob{.num_heads = 8, .num_kv_heads = 2, .context = 45};
+const SmallJob kJob{.num_heads = 8, .num_kv_heads = 2, .context = 45};
 
 // ---- A. Loss and gradient normalisation
 

@@ -220,7 +220,7 @@ TEST_P(SelfCheck, Passes) {
   }
 }
 
-constexpr SmallJob kUneven = {.ranks = 4, .num_heads = 6, .num_kv_heads = 3, .context = 301};
+const SmallJob kUneven = {.ranks = 4, .num_heads = 6, .num_kv_heads = 3, .context = 301};
 
 SmallJob With(SmallJob job, const std::function<void(SmallJob&)>& change) {
   change(job);
@@ -280,7 +280,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 // ---- What fails
 
-constexpr SmallJob kJob = {.ranks = 4, .context = 256};
+const SmallJob kJob = {.ranks = 4, .context = 256};
 
 const SmallJob kSeparate = With(kJob, [](SmallJob& j) { j.documents = v1::DOCUMENTS_SEPARATE; });
 

@@ -103,7 +103,7 @@ absl::Status RunRankProcess(const std::string& folder, const Case& test, int ran
   UPIPE_ASSIGN_OR_RETURN(auto device, train::CreateRankDevice(plan, rank));
   UPIPE_ASSIGN_OR_RETURN(auto ucx, comm::UcxContext::Create({}));
   WriteFile(absl::StrCat(folder, "/address", rank), ucx->address());
-  comm::UcxGroup group{.rank = rank,
+  comm::PeerGroup group{.rank = rank,
                        .addresses = {},
                        .node_ids = {},
                        .identity = {"job", 1, plan.plan_hash(), "nonce"}};

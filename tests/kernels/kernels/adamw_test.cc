@@ -23,13 +23,13 @@ AdamWParams Call(Memory& memory, int64_t n, int64_t step, bool skip) {
 TEST(AdamW, WithinTheBound) {
   for (const int64_t n : {0, 1, 17, 1000}) {
     for (const int64_t step : {1, 1000}) {
-      ExpectCpuMatchesReference([&](Memory& memory) { return Call(memory, n, step, false); }, 8);
+      ExpectMatchesReference([&](Memory& memory) { return Call(memory, n, step, false); }, 8);
     }
   }
 }
 
 TEST(AdamW, SkipChangesNothing) {
-  for (OpTable* ops : {&Reference(), &Cpu()}) {
+  for (OpTable* ops : {&Reference(), &Tested()}) {
     Memory memory(1), untouched(1);
     Call(untouched, 50, 3, true);
     ASSERT_EQ(RunCall(*ops, Call(memory, 50, 3, true), memory), absl::OkStatus());
@@ -40,7 +40,7 @@ TEST(AdamW, SkipChangesNothing) {
 
 // The first step from zero moments moves by lr against the sign of the gradient, and decays.
 TEST(AdamW, FirstStepIsSignDescent) {
-  for (OpTable* ops : {&Reference(), &Cpu()}) {
+  for (OpTable* ops : {&Reference(), &Tested()}) {
     Memory memory(1);
     AdamWParams p = Call(memory, 4, 1, false);
     p.m = memory.InOut("zero m", {{4}}, 0);

@@ -9,7 +9,7 @@ namespace {
 class AttentionBwd : public ::testing::TestWithParam<AttentionCase> {};
 
 TEST_P(AttentionBwd, WithinTheBoundOfReference) {
-  ExpectCpuMatchesReference([](Memory& memory) { return BackwardCall(GetParam(), memory); }, 2);
+  ExpectMatchesReference([](Memory& memory) { return BackwardCall(GetParam(), memory); }, 2);
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, AttentionBwd, ::testing::ValuesIn(AttentionCases()),
@@ -18,7 +18,7 @@ INSTANTIATE_TEST_SUITE_P(Cases, AttentionBwd, ::testing::ValuesIn(AttentionCases
 // Long enough that three threads work in rounds of chunk pairs.
 TEST(AttentionBwd, ChunkPairsOfThreadsMatchReference) {
   for (const bool causal : {true, false}) {
-    ExpectCpuMatchesReference(
+    ExpectMatchesReference(
         [&](Memory& memory) {
           return BackwardCall({.queries = {100, 700},
                                .keys = {0, 500},

@@ -11,7 +11,7 @@ namespace {
 class AttentionFwd : public ::testing::TestWithParam<AttentionCase> {};
 
 TEST_P(AttentionFwd, WithinTheBoundOfReference) {
-  ExpectCpuMatchesReference([](Memory& memory) { return ForwardCall(GetParam(), memory); }, 2);
+  ExpectMatchesReference([](Memory& memory) { return ForwardCall(GetParam(), memory); }, 2);
 }
 
 // Probabilities of huge scores are 0 and 1, which the naive kernel does not round to bf16 and one
@@ -24,7 +24,7 @@ AttentionCase WithModestScores(AttentionCase c) {
 TEST_P(AttentionFwd, WideOutputWithinTheBound) {
   AttentionCase c = WithModestScores(GetParam());
   c.wide_output = true;
-  ExpectCpuMatchesReferenceIn(
+  ExpectMatchesReferenceIn(
       DType::kBFloat16, [&](Memory& memory) { return ForwardCall(c, memory); }, 2);
 }
 
@@ -32,7 +32,7 @@ TEST_P(AttentionFwd, MergeWithinTheBound) {
   for (const DType storage : {DType::kFloat32, DType::kBFloat16}) {
     AttentionCase c = storage == DType::kFloat32 ? GetParam() : WithModestScores(GetParam());
     c.merge = true;
-    ExpectCpuMatchesReferenceIn(
+    ExpectMatchesReferenceIn(
         storage, [&](Memory& memory) { return ForwardCall(c, memory); }, 2);
   }
 }
@@ -41,7 +41,7 @@ INSTANTIATE_TEST_SUITE_P(Cases, AttentionFwd, ::testing::ValuesIn(AttentionCases
                          [](const auto& info) { return info.param.name; });
 
 TEST(AttentionFwd, AQueryWithoutKeysGetsZeroAndMinusInfinity) {
-  for (OpTable* ops : {&Reference(), &Cpu()}) {
+  for (OpTable* ops : {&Reference(), &Tested()}) {
     Memory memory(1);
     const AttentionFwdParams p = ForwardCall({.queries = {0, 40}, .keys = {30, 70}}, memory);
     ASSERT_EQ(RunCall(*ops, p, memory), absl::OkStatus());
@@ -54,7 +54,7 @@ TEST(AttentionFwd, AQueryWithoutKeysGetsZeroAndMinusInfinity) {
 }
 
 TEST(AttentionFwd, EqualScoresAverageTheVisibleValues) {
-  for (OpTable* ops : {&Reference(), &Cpu()}) {
+  for (OpTable* ops : {&Reference(), &Tested()}) {
     Memory memory(1);
     const AttentionFwdParams p =
         ForwardCall({.queries = {0, 100}, .keys = {0, 100}, .score_scale = 0}, memory);
@@ -70,9 +70,9 @@ TEST(AttentionFwd, EqualScoresAverageTheVisibleValues) {
 
 // Equal scores of 2^n keys: o is an exact mean but for its one rounding.
 TEST(AttentionFwd, MeansOfPowersOfTwoRoundOnce) {
-  ForEachIsa([](const std::string&) {
+  ForEachVariant([](const std::string&) {
     std::vector<std::vector<double>> means;
-    for (OpTable* ops : {&Reference(), &Cpu()}) {
+    for (OpTable* ops : {&Reference(), &Tested()}) {
       Memory memory(1, DType::kBFloat16);
       const AttentionFwdParams p =
           ForwardCall({.queries = {0, 128}, .keys = {0, 128}, .score_scale = 0}, memory);
@@ -90,12 +90,12 @@ TEST(AttentionFwd, MeansOfPowersOfTwoRoundOnce) {
 // A NaN must reach the loss: it may not vanish in a maximum.
 TEST(AttentionFwd, NanReachesTheOutputOfQueriesThatSeeIt) {
   ForEachStorage([](DType storage) {
-    ForEachIsa([&](const std::string&) {
+    ForEachVariant([&](const std::string&) {
       Memory memory(1, storage);
       const AttentionFwdParams p = ForwardCall({.queries = {0, 100}, .keys = {0, 100}}, memory);
       SetElement(p.k, 10, 0, 0, std::nan(""));
       memory.Seal();
-      ASSERT_EQ(RunCall(Cpu(), p, memory), absl::OkStatus());
+      ASSERT_EQ(RunCall(Tested(), p, memory), absl::OkStatus());
       EXPECT_TRUE(std::isfinite(GetElement(p.o, 9, 0, 0)));
       EXPECT_TRUE(std::isnan(GetElement(p.o, 10, 0, 0)));
       EXPECT_TRUE(std::isnan(GetElement(p.o, 99, 0, 0)));
@@ -111,7 +111,7 @@ TEST(AttentionFwd, ThreadsDoNotChangeABit) {
       Memory memory(7, storage);
       const AttentionFwdParams p =
           ForwardCall({.queries = {0, 700}, .keys = {0, 700}, .kv_slot = {0, 0}}, memory);
-      ASSERT_EQ(RunCall(Cpu(), p, memory, threads), absl::OkStatus());
+      ASSERT_EQ(RunCall(Tested(), p, memory, threads), absl::OkStatus());
       if (threads == 1) first = memory.Results();
       EXPECT_EQ(memory.Results()[0].values, first[0].values);
       EXPECT_EQ(memory.Results()[1].values, first[1].values);

@@ -10,93 +10,11 @@
 #include "gtest/gtest.h"
 #include "tests/kernels/kernels/support/address_space.h"
 #include "tests/kernels/kernels/support/attention_case.h"
+#include "tests/kernels/kernels/support/attention_pieces.h"
 #include "tests/kernels/kernels/support/op_check.h"
 
 namespace upipe::kernels::testing {
 namespace {
-
-// Columns [begin, begin + count) of every row.
-TensorView Columns(TensorView view, int64_t begin, int64_t count) {
-  view.data = view.At(0, begin);
-  view.shape[1] = count;
-  return view;
-}
-
-// `pieces` runs that make up the run, uneven, none a multiple of a tile; in ascending order.
-std::vector<PositionRun> Split(PositionRun run, int64_t pieces) {
-  std::vector<PositionRun> runs;
-  const int64_t length = run.end - run.begin;
-  for (int64_t i = 0; i < pieces; ++i) {
-    const int64_t begin = i == 0 ? run.begin : runs.back().end;
-    const int64_t end = run.begin + length * (i + 1) / pieces + (i % 2 == 0 ? 3 : -5);
-    runs.push_back({begin, i + 1 == pieces ? run.end : end});
-  }
-  return runs;
-}
-
-AttentionFwdParams PieceOf(const AttentionFwdParams& p, PositionRun queries, PositionRun keys) {
-  AttentionFwdParams piece = p;
-  const int64_t first = queries.begin - p.queries.begin, count = queries.end - queries.begin;
-  piece.q = p.q.Rows(first, count);
-  piece.o = p.o.Rows(first, count);
-  piece.lse = Columns(p.lse, first, count);
-  piece.k = p.k.Rows(keys.begin - p.keys.begin, keys.end - keys.begin);
-  piece.v = p.v.Rows(keys.begin - p.keys.begin, keys.end - keys.begin);
-  piece.queries = queries;
-  piece.keys = keys;
-  return piece;
-}
-
-AttentionBwdParams PieceOf(const AttentionBwdParams& p, PositionRun queries, PositionRun keys) {
-  AttentionBwdParams piece = p;
-  const int64_t first = queries.begin - p.queries.begin, count = queries.end - queries.begin;
-  const int64_t key = keys.begin - p.keys.begin, num_keys = keys.end - keys.begin;
-  for (TensorView* view : {&piece.q, &piece.dout, &piece.dq, &piece.delta}) {
-    *view = view->Rows(first, count);
-  }
-  piece.lse = Columns(p.lse, first, count);
-  for (TensorView* view : {&piece.k, &piece.v, &piece.dk, &piece.dv}) {
-    *view = view->Rows(key, num_keys);
-  }
-  piece.queries = queries;
-  piece.keys = keys;
-  return piece;
-}
-
-// How one call is cut: the key runs in the order they arrive in, for every query run in turn.
-struct Cut {
-  std::vector<PositionRun> queries;
-  std::vector<PositionRun> keys;
-  int threads = 1;
-};
-
-void Run(OpTable& ops, const AttentionFwdParams& p, const Cut& cut, const Memory& memory) {
-  for (const PositionRun queries : cut.queries) {
-    for (size_t i = 0; i < cut.keys.size(); ++i) {
-      AttentionFwdParams piece = PieceOf(p, queries, cut.keys[i]);
-      piece.merge = i > 0;
-      ASSERT_EQ(RunCall(ops, piece, memory, cut.threads), absl::OkStatus());
-    }
-  }
-}
-
-void Run(OpTable& ops, const AttentionBwdParams& p, const Cut& cut, const Memory& memory) {
-  for (size_t i = 0; i < cut.keys.size(); ++i) {
-    for (const PositionRun queries : cut.queries) {
-      AttentionBwdParams piece = PieceOf(p, queries, cut.keys[i]);
-      piece.accumulate_dq = i > 0;
-      ASSERT_EQ(RunCall(ops, piece, memory, cut.threads), absl::OkStatus());
-    }
-  }
-}
-
-template <typename Params>
-std::vector<Memory::Result> ResultsOf(OpTable& ops, const Params& p, const Cut& cut,
-                                      Memory& memory) {
-  memory.Restore();
-  Run(ops, p, cut, memory);
-  return memory.Results();
-}
 
 // Every way of cutting keeps the result within the bound of the one call, and the same way twice
 // gives the same bits.
@@ -116,18 +34,19 @@ void ExpectCutsMatchOneCall(DType storage, const AttentionCase& c, const Build& 
       if (order[0] == 's') std::shuffle(cut.keys.begin(), cut.keys.end(), random);
       const std::string what = std::to_string(pieces) + " pieces, " + order;
       ExpectWithinTheBound(ResultsOf(Reference(), p, cut, memory), naive, reference, what);
-      const auto expect_cpu = [&](const std::string& isa) {
-        ExpectWithinTheBound(ResultsOf(Cpu(), p, cut, memory), naive, reference, what + ", " + isa);
+      const auto expect_tested = [&](const std::string& variant) {
+        ExpectWithinTheBound(ResultsOf(Tested(), p, cut, memory), naive, reference,
+                             what + ", " + variant);
       };
       if (order[0] == 's') {
-        ForEachIsa(expect_cpu, storage);
+        ForEachVariant(expect_tested, storage);
       } else {
-        expect_cpu("best");
+        expect_tested("best");
       }
       cut.threads = 3;
-      const auto once = ResultsOf(Cpu(), p, cut, memory);
+      const auto once = ResultsOf(Tested(), p, cut, memory);
       ExpectWithinTheBound(once, naive, reference, what + ", 3 threads");
-      ExpectSameBits(once, ResultsOf(Cpu(), p, cut, memory), what + ", run twice");
+      ExpectSameBits(once, ResultsOf(Tested(), p, cut, memory), what + ", run twice");
       cut.threads = 1;
     }
   }
@@ -210,8 +129,8 @@ AttentionFwdParams TwoScores(double first, double second, Memory& memory) {
 // e^10000 is no number of any kind: the run of low scores leaves no trace, whichever comes first.
 TEST(AttentionMerge, Peers39_MergeDoesNotOverflow) {
   ForEachStorage([](DType storage) {
-    ForEachIsa([&](const std::string&) {
-      for (OpTable* ops : {&Reference(), &Cpu()}) {
+    ForEachVariant([&](const std::string&) {
+      for (OpTable* ops : {&Reference(), &Tested()}) {
         Memory memory(2, storage);
         const AttentionFwdParams p = TwoScores(1e4, -1e4, memory);
         const auto alone = ResultsOf(*ops, p, {{p.queries}, {{0, 40}}}, memory);
@@ -230,7 +149,7 @@ TEST(AttentionMerge, Peers39_MergeDoesNotOverflow) {
 TEST(AttentionMerge, Peers39_HugeScoresOnBothSidesShareTheWeight) {
   ForEachStorage([](DType storage) {
     for (const double score : {1e4, -1e4}) {
-      for (OpTable* ops : {&Reference(), &Cpu()}) {
+      for (OpTable* ops : {&Reference(), &Tested()}) {
         Memory memory(2, storage);
         const AttentionFwdParams p = TwoScores(score, score, memory);
         const auto merged = ResultsOf(*ops, p, {{p.queries}, {{0, 40}, {40, 80}}}, memory);
@@ -246,8 +165,8 @@ TEST(AttentionMerge, Peers39_HugeScoresOnBothSidesShareTheWeight) {
 // that attention would write; a query with lse = -infinity takes the run's result whatever o held.
 TEST(AttentionMerge, UnseenRunsKeepEveryBitAndNoKeysYetIsNoWeight) {
   ForEachStorage([](DType storage) {
-    ForEachIsa([&](const std::string&) {
-      for (OpTable* ops : {&Reference(), &Cpu()}) {
+    ForEachVariant([&](const std::string&) {
+      for (OpTable* ops : {&Reference(), &Tested()}) {
         Memory memory(3, storage);
         AttentionFwdParams p = ForwardCall(
             {.queries = {0, 90}, .keys = {40, 130}, .head_dim = 19, .wide_output = true}, memory);
@@ -272,7 +191,7 @@ TEST(AttentionMerge, UnseenRunsKeepEveryBitAndNoKeysYetIsNoWeight) {
 // A NaN of either side must reach the result.
 TEST(AttentionMerge, NanOfEitherSideStaysNan) {
   ForEachStorage([](DType storage) {
-    ForEachIsa([&](const std::string&) {
+    ForEachVariant([&](const std::string&) {
       for (const bool of_run : {false, true}) {
         Memory memory(4, storage);
         const AttentionFwdParams p =
@@ -283,7 +202,7 @@ TEST(AttentionMerge, NanOfEitherSideStaysNan) {
           SetElement(p.lse, 0, 10, 0, NAN);
         }
         memory.Seal();
-        ASSERT_EQ(RunCall(Cpu(), p, memory), absl::OkStatus());
+        ASSERT_EQ(RunCall(Tested(), p, memory), absl::OkStatus());
         EXPECT_TRUE(std::isfinite(GetElement(p.o, 9, 0, 0)));
         EXPECT_TRUE(std::isnan(GetElement(p.o, 10, 0, 0)));
         EXPECT_TRUE(std::isnan(GetElement(p.lse, 0, 10)));
@@ -309,7 +228,7 @@ double ErrorOfPieces(int64_t pieces, bool round_partials, DType storage) {
   for (int64_t i = 0; i < pieces; ++i) {
     AttentionFwdParams piece = PieceOf(p, p.queries, {1024 * i / pieces, 1024 * (i + 1) / pieces});
     piece.merge = i > 0;
-    EXPECT_EQ(RunCall(Cpu(), piece, memory), absl::OkStatus());
+    EXPECT_EQ(RunCall(Tested(), piece, memory), absl::OkStatus());
     if (!round_partials) continue;
     Memory rounded(1, DType::kBFloat16);
     const TensorView narrow = rounded.Output("o", {{64, 4, 32}});
@@ -360,7 +279,7 @@ TEST(AttentionRunsApart, Peers26_CostNothing) {
   for (const AttentionCase& c : cases) {
     SCOPED_TRACE(c.name);
     ForEachStorage([&](DType storage) {
-      ForEachIsa(
+      ForEachVariant(
           [&](const std::string&) {
             Memory memory(1, storage);
             FarMemory far;
@@ -368,7 +287,7 @@ TEST(AttentionRunsApart, Peers26_CostNothing) {
             fwd.q = far.Forbidden(fwd.q);
             fwd.k = far.Forbidden(fwd.k);
             fwd.v = far.Forbidden(fwd.v);
-            ASSERT_EQ(RunCall(Cpu(), fwd, memory, 3), absl::OkStatus());
+            ASSERT_EQ(RunCall(Tested(), fwd, memory, 3), absl::OkStatus());
             const std::vector<Memory::Result> results = memory.Results();
             for (const double o : results[0].values) ASSERT_EQ(o, 0);
             for (const double lse : results[1].values) ASSERT_EQ(lse, -INFINITY);
@@ -376,19 +295,19 @@ TEST(AttentionRunsApart, Peers26_CostNothing) {
             fwd.o = far.Forbidden(fwd.o);
             fwd.lse = far.Forbidden(fwd.lse);
             fwd.merge = true;
-            ASSERT_EQ(RunCall(Cpu(), fwd, memory, 3), absl::OkStatus());
+            ASSERT_EQ(RunCall(Tested(), fwd, memory, 3), absl::OkStatus());
 
             AttentionBwdParams bwd = BackwardCall(c, memory);
             for (TensorView* view :
                  {&bwd.q, &bwd.k, &bwd.v, &bwd.dout, &bwd.lse, &bwd.delta, &bwd.dk, &bwd.dv}) {
               *view = far.Forbidden(*view);
             }
-            ASSERT_EQ(RunCall(Cpu(), bwd, memory, 3), absl::OkStatus());
+            ASSERT_EQ(RunCall(Tested(), bwd, memory, 3), absl::OkStatus());
             const Memory::Result dq = memory.Results().back();
             for (const double element : dq.values) ASSERT_EQ(element, 0);
             bwd.dq = far.Forbidden(bwd.dq);
             bwd.accumulate_dq = true;
-            ASSERT_EQ(RunCall(Cpu(), bwd, memory, 3), absl::OkStatus());
+            ASSERT_EQ(RunCall(Tested(), bwd, memory, 3), absl::OkStatus());
           },
           storage);
     });
@@ -432,17 +351,17 @@ TEST(AttentionRunsApart, TouchOnlyWhatMeets) {
     const auto [begin, end] = partial.seen_keys;
     const auto [first, last] = partial.seen_queries;
     ForEachStorage([&](DType storage) {
-      ForEachIsa(
+      ForEachVariant(
           [&](const std::string&) {
             Memory memory(1, storage), back(1, storage);
             FarMemory far;
             AttentionFwdParams fwd = ForwardCall(partial.c, memory);
-            ASSERT_EQ(RunCall(Cpu(), fwd, memory), absl::OkStatus());
+            ASSERT_EQ(RunCall(Tested(), fwd, memory), absl::OkStatus());
             const auto near = memory.Results();
             memory.Restore();
             fwd.k = far.Guarded(fwd.k, begin, end);
             fwd.v = far.Guarded(fwd.v, begin, end);
-            ASSERT_EQ(RunCall(Cpu(), fwd, memory, 3), absl::OkStatus());
+            ASSERT_EQ(RunCall(Tested(), fwd, memory, 3), absl::OkStatus());
             ExpectSameBits(memory.Results(), near, "forward");
 
             AttentionBwdParams bwd = BackwardCall(partial.c, back);
@@ -453,7 +372,7 @@ TEST(AttentionRunsApart, TouchOnlyWhatMeets) {
             for (TensorView* view : {&bwd.q, &bwd.dout, &bwd.dq}) {
               *view = far.Guarded(*view, first, last);
             }
-            ASSERT_EQ(RunCall(Cpu(), bwd, back, 3), absl::OkStatus());
+            ASSERT_EQ(RunCall(Tested(), bwd, back, 3), absl::OkStatus());
           },
           storage);
     });

@@ -25,7 +25,7 @@ TEST(ClipScale, FollowsTheOneGradientRule) {
                         Case{infinity, {2}, 1.0f, infinity, 0, 1},
                         Case{std::nan(""), {2}, 1.0f, std::nan(""), 0, 1},
                         Case{0, {0}, 1.0f, std::nan(""), 0, 1}}) {
-    for (OpTable* ops : {&Reference(), &Cpu()}) {
+    for (OpTable* ops : {&Reference(), &Tested()}) {
       Memory memory(1);
       std::vector<double> loss_and_count;
       for (const double count : c.counts) loss_and_count.insert(loss_and_count.end(), {123, count});

@@ -8,7 +8,7 @@ namespace {
 TEST(ColumnSum, WithinTheBound) {
   for (const int64_t columns : {0, 1, 33, 300}) {
     for (const int64_t tokens : {0, 1, 7, 300}) {
-      ExpectCpuMatchesReference(
+      ExpectMatchesReference(
           [&](Memory& memory) {
             return ColumnSumParams{memory.Input({{tokens, columns}, 3}),
                                    memory.InOut("out", {{columns}}, 1, kW)};
@@ -20,7 +20,7 @@ TEST(ColumnSum, WithinTheBound) {
 
 // Integers below 2^24: whatever the order, the sum is exact; a bf16 accumulator would lose it.
 TEST(ColumnSum, IntegersAreExact) {
-  ExpectCpuEqualsReference([](Memory& memory) {
+  ExpectEqualsReference([](Memory& memory) {
     const ColumnSumParams p = {memory.Input({{2000, 40}, 1}), memory.InOut("out", {{40}}, 1, kW)};
     SetSmallIntegers(p.x, 200, memory);
     SetSmallIntegers(p.out, 1000, memory);
@@ -35,7 +35,7 @@ TEST(ColumnSum, ThreadsDoNotChangeABit) {
     for (int threads : {1, 2, 3}) {
       Memory memory(7, storage);
       const ColumnSumParams p = {memory.Input({{3000, 70}}), memory.InOut("out", {{70}}, 1, kW)};
-      ASSERT_EQ(RunCall(Cpu(), p, memory, threads), absl::OkStatus());
+      ASSERT_EQ(RunCall(Tested(), p, memory, threads), absl::OkStatus());
       if (threads == 1) first = memory.Results()[0].values;
       EXPECT_EQ(memory.Results()[0].values, first);
     }

@@ -37,19 +37,19 @@ CrossEntropyParams Call(const Shape& s, Memory& memory, Gradient gradient) {
 class CrossEntropy : public ::testing::TestWithParam<Shape> {};
 
 TEST_P(CrossEntropy, WithinTheBound) {
-  ExpectCpuMatchesReference(
-      [](Memory& memory) { return Call(GetParam(), memory, Gradient::kApart); }, 2);
+  ExpectMatchesReference([](Memory& memory) { return Call(GetParam(), memory, Gradient::kApart); },
+                         2);
 }
 
 TEST_P(CrossEntropy, GradientMayBeginWhereTheLogitsDo) {
-  ExpectCpuMatchesReference(
+  ExpectMatchesReference(
       [](Memory& memory) { return Call(GetParam(), memory, Gradient::kOverLogits); }, 2);
 }
 
 // The very bits of a gradient in memory of its own.
 TEST_P(CrossEntropy, OverlayChangesNoBit) {
   ForEachStorage([](DType storage) {
-    for (OpTable* ops : {&Reference(), &Cpu()}) {
+    for (OpTable* ops : {&Reference(), &Tested()}) {
       Memory apart(1, storage), over(1, storage);
       ASSERT_EQ(RunCall(*ops, Call(GetParam(), apart, Gradient::kApart), apart), absl::OkStatus());
       ASSERT_EQ(RunCall(*ops, Call(GetParam(), over, Gradient::kOverLogits), over),
@@ -60,7 +60,7 @@ TEST_P(CrossEntropy, OverlayChangesNoBit) {
 }
 
 TEST_P(CrossEntropy, LossAloneLeavesTheLogits) {
-  ExpectCpuMatchesReferenceIn(
+  ExpectMatchesReferenceIn(
       DType::kFloat32, [](Memory& memory) { return Call(GetParam(), memory, Gradient::kNone); }, 2);
 }
 
@@ -71,7 +71,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, CrossEntropy,
 
 TEST(CrossEntropy, UniformLogitsCostLogVocabAndUnlabelledRowsAreZero) {
   ForEachStorage([](DType storage) {
-    for (OpTable* ops : {&Reference(), &Cpu()}) {
+    for (OpTable* ops : {&Reference(), &Tested()}) {
       Memory memory(1, storage);
       const CrossEntropyParams p = {memory.Input({{3, 8}}, 0, kW), memory.Ints({3, -1, 0}),
                                     memory.Output("dlogits", {{3, 8}}),
@@ -88,12 +88,12 @@ TEST(CrossEntropy, UniformLogitsCostLogVocabAndUnlabelledRowsAreZero) {
 
 // 1/512 - 1 lies half way between -255/256 and -1: nearest even is -1.
 TEST(CrossEntropy, GradientRoundsToNearestEven) {
-  ForEachIsa([](const std::string&) {
+  ForEachVariant([](const std::string&) {
     Memory memory(1, DType::kBFloat16);
     const CrossEntropyParams p = {memory.Input({{1, 512}}, 0, kW), memory.Ints({100}),
                                   memory.Output("dlogits", {{1, 512}}),
                                   memory.InOut("loss_and_count", {{2}}, 0, DType::kFloat64)};
-    for (OpTable* ops : {&Reference(), &Cpu()}) {
+    for (OpTable* ops : {&Reference(), &Tested()}) {
       ASSERT_EQ(RunCall(*ops, p, memory), absl::OkStatus());
       for (int64_t i = 0; i < 512; ++i) {
         EXPECT_EQ(GetElement(p.dlogits, 0, i), i == 100 ? -1 : 0x1p-9) << i;

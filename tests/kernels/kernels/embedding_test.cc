@@ -29,9 +29,9 @@ class Embedding : public ::testing::TestWithParam<Shape> {
 };
 
 // The backward adds in one order in fp32 in both backends.
-TEST_P(Embedding, CpuEqualsReference) {
-  ExpectCpuEqualsReference(Forward);
-  ExpectCpuEqualsReference(Backward);
+TEST_P(Embedding, EqualsReference) {
+  ExpectEqualsReference(Forward);
+  ExpectEqualsReference(Backward);
 }
 
 TEST_P(Embedding, GradientEqualsFiniteDifferences) {

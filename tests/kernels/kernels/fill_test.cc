@@ -9,7 +9,7 @@ TEST(Fill, EveryTypeAndRank) {
        {DType::kFloat32, DType::kBFloat16, DType::kFloat64, DType::kInt32, DType::kInt64}) {
     for (const std::vector<int64_t>& dims :
          {std::vector<int64_t>{40000}, {1}, {0}, {5, 7}, {3, 4, 5}}) {
-      for (OpTable* ops : {&Reference(), &Cpu()}) {
+      for (OpTable* ops : {&Reference(), &Tested()}) {
         Memory memory(1);
         const FillParams p = {memory.Output("dst", {dims, dims.size() > 1 ? 3 : 0}, dtype), -3};
         ASSERT_EQ(RunCall(*ops, p, memory, 3), absl::OkStatus());

@@ -29,7 +29,7 @@ MatmulParams Call(const Case& c, Memory& memory, bool integers = true) {
 class MatmulLarge : public ::testing::TestWithParam<Case> {};
 
 TEST_P(MatmulLarge, EqualsTheReference) {
-  ExpectCpuEqualsReference([](Memory& memory) { return Call(GetParam(), memory); });
+  ExpectEqualsReference([](Memory& memory) { return Call(GetParam(), memory); });
 }
 
 // The more threads share the workspace, the smaller the blocks.
@@ -40,7 +40,7 @@ TEST_P(MatmulLarge, ManyThreadsChangeNothing) {
     for (const int threads : {1, 16}) {
       Memory memory(1, DType::kBFloat16);
       const MatmulParams p = Call(GetParam(), memory);
-      EXPECT_TRUE(RunCall(Cpu(), p, memory, threads).ok());
+      EXPECT_TRUE(RunCall(Tested(), p, memory, threads).ok());
       if (threads == 1) first = memory.Results()[0].values;
       EXPECT_EQ(memory.Results()[0].values, first) << threads << " threads, native " << native;
     }
@@ -56,7 +56,7 @@ TEST_P(MatmulLarge, BitsOfNativeProductsDoNotDependOnTheThreads) {
   for (const int threads : {1, 2, 16}) {
     Memory memory(1, DType::kBFloat16);
     const MatmulParams p = Call(GetParam(), memory, /*integers=*/false);
-    EXPECT_TRUE(RunCall(Cpu(), p, memory, threads).ok());
+    EXPECT_TRUE(RunCall(Tested(), p, memory, threads).ok());
     if (threads == 1) first = memory.Results()[0].values;
     EXPECT_EQ(memory.Results()[0].values, first) << threads << " threads";
   }
@@ -73,9 +73,9 @@ TEST(MatmulWorkspace, IsBoundedAndTheSameOnEveryProcessor) {
     p.a = TensorView::Matrix(nullptr, DType::kBFloat16, n, 8192);
     p.b = TensorView::Matrix(nullptr, DType::kBFloat16, 8192, 4096);
     p.c = TensorView::Matrix(nullptr, DType::kBFloat16, n, 4096);
-    const int64_t bytes = Cpu().WorkspaceBytes(p);
+    const int64_t bytes = Tested().WorkspaceBytes(p);
     EXPECT_LE(bytes, int64_t{4} << 20) << n;
-    ForEachIsa([&](const std::string&) { EXPECT_EQ(Cpu().WorkspaceBytes(p), bytes) << n; });
+    ForEachVariant([&](const std::string&) { EXPECT_EQ(Tested().WorkspaceBytes(p), bytes) << n; });
   }
 }
 

@@ -5,9 +5,9 @@
 namespace upipe::kernels::testing {
 namespace {
 
-TEST(RandomNormal, CpuEqualsReference) {
+TEST(RandomNormal, EqualsReference) {
   for (const int64_t n : {0, 1, 1000}) {
-    ExpectCpuEqualsReference([&](Memory& memory) {
+    ExpectEqualsReference([&](Memory& memory) {
       return RandomNormalParams{memory.Output("dst", {{n}}, kW), 7, 3, int64_t{1} << 40, 0.02f};
     });
   }
@@ -15,9 +15,10 @@ TEST(RandomNormal, CpuEqualsReference) {
 
 std::vector<double> Draw(uint64_t seed, uint64_t tensor, int64_t first, int64_t n) {
   Memory memory(1);
-  EXPECT_EQ(RunCall(Cpu(), RandomNormalParams{memory.Output("dst", {{n}}), seed, tensor, first, 1},
-                    memory),
-            absl::OkStatus());
+  EXPECT_EQ(
+      RunCall(Tested(), RandomNormalParams{memory.Output("dst", {{n}}), seed, tensor, first, 1},
+              memory),
+      absl::OkStatus());
   return memory.Results()[0].values;
 }
 

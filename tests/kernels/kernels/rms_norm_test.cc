@@ -23,13 +23,13 @@ class RmsNorm : public ::testing::TestWithParam<Case> {
 };
 
 TEST_P(RmsNorm, ForwardWithinTheBound) {
-  ExpectCpuMatchesReference([](Memory& memory) {
+  ExpectMatchesReference([](Memory& memory) {
     return RmsNormFwdParams{X(memory), Weight(memory), memory.Output("y", Shape())};
   });
 }
 
 TEST_P(RmsNorm, YMayAliasX) {
-  ExpectCpuMatchesReference([](Memory& memory) {
+  ExpectMatchesReference([](Memory& memory) {
     const TensorView x = memory.InOut("x, then y", Shape(), GetParam().scale);
     return RmsNormFwdParams{x, Weight(memory), x};
   });
@@ -38,7 +38,7 @@ TEST_P(RmsNorm, YMayAliasX) {
 TEST_P(RmsNorm, AddsTheResidual) {
   for (const bool wide : {false, true}) {
     for (const bool in_place : {false, true}) {
-      ExpectCpuMatchesReference(
+      ExpectMatchesReference(
           [&](Memory& memory) {
             RmsNormFwdParams p = {.weight = Weight(memory),
                                   .y = memory.Output("y", Shape()),
@@ -57,7 +57,7 @@ TEST_P(RmsNorm, AddsTheResidual) {
 TEST_P(RmsNorm, BackwardWithinTheBound) {
   for (const bool wide : {false, true}) {
     for (const bool accumulate : {false, true}) {
-      ExpectCpuMatchesReference(
+      ExpectMatchesReference(
           [&](Memory& memory) {
             return RmsNormBwdParams{
                 .x = X(memory),
@@ -74,7 +74,7 @@ TEST_P(RmsNorm, BackwardWithinTheBound) {
 
 TEST_P(RmsNorm, DxMayAliasXOrDy) {
   for (const bool x_is_dx : {false, true}) {
-    ExpectCpuMatchesReference([&](Memory& memory) {
+    ExpectMatchesReference([&](Memory& memory) {
       const TensorView dx = memory.InOut("dx", Shape(), x_is_dx ? GetParam().scale : 1);
       return RmsNormBwdParams{.x = x_is_dx ? dx : X(memory),
                               .weight = Weight(memory),
@@ -95,7 +95,7 @@ INSTANTIATE_TEST_SUITE_P(Cases, RmsNorm,
 
 // The heads of [T, heads, d] may lie apart, as those of a packed q, k, v do.
 TEST(RmsNorm, HeadsOfAWiderRow) {
-  ExpectCpuMatchesReference([](Memory& memory) {
+  ExpectMatchesReference([](Memory& memory) {
     TensorView x = memory.InOut("qkv", {{9, 6, 16}});
     x.data = x.At(0, 2);
     x.shape[1] = 3;
@@ -107,7 +107,7 @@ TEST(RmsNorm, HeadsOfAWiderRow) {
 // many ties.
 TEST(RmsNorm, RoundsOnceToNearestEven) {
   for (const bool wide : {false, true}) {
-    ExpectCpuEqualsReference([&](Memory& memory) {
+    ExpectEqualsReference([&](Memory& memory) {
       RmsNormFwdParams p = {.x = memory.Input({{40, 8}}),
                             .weight = memory.Input({{8}}),
                             .y = memory.Output("y", {{40, 8}}),
@@ -132,7 +132,7 @@ TEST(RmsNorm, RoundsOnceToNearestEven) {
 // The sum of x and residual is rounded once, and y and the mean square are of what was rounded: 257
 // is a tie that goes down to 256 in bf16, 259 one that goes up to 260.
 TEST(RmsNorm, YIsOfTheRoundedSum) {
-  for (OpTable* ops : {&Reference(), &Cpu()}) {
+  for (OpTable* ops : {&Reference(), &Tested()}) {
     Memory memory(1, DType::kBFloat16);
     RmsNormFwdParams p = {.x = memory.Input({{2, 2}}),
                           .weight = memory.Input({{2}}),

@@ -39,7 +39,7 @@ constexpr RopeConfig::YarnScaling kYarn = {
 class Rope : public ::testing::TestWithParam<Case> {};
 
 TEST_P(Rope, WithinTheBound) {
-  ExpectCpuMatchesReference([](Memory& memory) { return Call(GetParam(), memory); });
+  ExpectMatchesReference([](Memory& memory) { return Call(GetParam(), memory); });
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -123,7 +123,7 @@ INSTANTIATE_TEST_SUITE_P(
 // Turning (1, 0) gives the cosine and the sine themselves.
 TEST(Rope, Position5000000IsExact) {
   const int64_t head_dim = 64, half = head_dim / 2;
-  for (OpTable* ops : {&Reference(), &Cpu()}) {
+  for (OpTable* ops : {&Reference(), &Tested()}) {
     Memory memory(1);
     RopeParams p = {.src = memory.InOut("src", {{1, 1, head_dim}}, 0),
                     .dst = memory.Output("dst", {{1, 1, head_dim}}),
@@ -143,7 +143,7 @@ TEST(Rope, Position5000000IsExact) {
 TEST(Rope, YarnMagnitudeAtPosition0) {
   for (const bool inverse : {false, true}) {
     for (const bool wide : {false, true}) {
-      ExpectCpuEqualsReference([&](Memory& memory) {
+      ExpectEqualsReference([&](Memory& memory) {
         RopeConfig::YarnScaling yarn = kYarn;
         yarn.attention_factor = 1.375;
         RopeParams p = Call({.name = "",
@@ -162,7 +162,7 @@ TEST(Rope, YarnMagnitudeAtPosition0) {
   Memory memory(1);
   RopeParams p = Call({.name = "", .tokens = 1, .heads = 1, .head_dim = 4}, memory);
   p.config = Scaled(kYarn);
-  for (OpTable* ops : {&Reference(), &Cpu()}) {
+  for (OpTable* ops : {&Reference(), &Tested()}) {
     ASSERT_EQ(RunCall(*ops, p, memory), absl::OkStatus());
     EXPECT_NEAR(GetElement(p.dst, 0, 0, 1), 1.1386294361119891 * GetElement(p.src, 0, 0, 1), 1e-6);
   }
@@ -174,20 +174,20 @@ TEST(Rope, APositionTurnsTheSameWhereverItStands) {
   const auto n = static_cast<int64_t>(positions.size());
   for (const bool hf_parity : {false, true}) {
     ForEachStorage([&](DType storage) {
-      ForEachIsa([&](const std::string&) {
+      ForEachVariant([&](const std::string&) {
         Memory memory(1, storage);
         RopeParams p = {.src = memory.Input({{n, 2, 90}}),
                         .dst = memory.Output("dst", {{n, 2, 90}}),
                         .positions = memory.Positions(positions),
                         .config = Scaled(kYarn, hf_parity)};
-        ASSERT_EQ(RunCall(Cpu(), p, memory), absl::OkStatus());
+        ASSERT_EQ(RunCall(Tested(), p, memory), absl::OkStatus());
         const std::vector<double> together = memory.Results()[0].values;
         const RopeParams all = p;
         for (int64_t t = 0; t < n; ++t) {
           p.src = all.src.Rows(t, 1);
           p.dst = all.dst.Rows(t, 1);
           p.positions = all.positions.Rows(t, 1);
-          ASSERT_EQ(RunCall(Cpu(), p, memory), absl::OkStatus());
+          ASSERT_EQ(RunCall(Tested(), p, memory), absl::OkStatus());
         }
         EXPECT_EQ(memory.Results()[0].values, together);
       });

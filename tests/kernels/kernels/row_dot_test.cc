@@ -7,7 +7,7 @@ namespace {
 TEST(RowDot, WithinTheBound) {
   for (const int64_t head_dim : {1, 5, 64, 131}) {
     for (const int64_t tokens : {0, 1, 50}) {
-      ExpectCpuMatchesReference(
+      ExpectMatchesReference(
           [&](Memory& memory) {
             return RowDotParams{memory.Input({{tokens, 3, head_dim}, 2}),
                                 memory.Input({{tokens, 3, head_dim}}),
@@ -19,7 +19,7 @@ TEST(RowDot, WithinTheBound) {
 }
 
 TEST(RowDot, OfOnesCounts) {
-  for (OpTable* ops : {&Reference(), &Cpu()}) {
+  for (OpTable* ops : {&Reference(), &Tested()}) {
     Memory memory(1);
     const TensorView a = memory.InOut("a", {{2, 1, 19}}), out = memory.Output("out", {{2, 1}});
     ASSERT_EQ(RunCall(*ops, FillParams{a, 1}, memory), absl::OkStatus());

@@ -22,7 +22,7 @@ TEST_P(StridedCopy, EqualsReference) {
   for (const bool accumulate : {false, true}) {
     for (const bool from_wide : {false, true}) {
       for (const bool to_wide : {false, true}) {
-        ExpectCpuEqualsReference([&](Memory& memory) {
+        ExpectEqualsReference([&](Memory& memory) {
           const DType from = from_wide ? kW : memory.storage();
           const DType to = to_wide ? kW : memory.storage();
           return StridedCopyParams{memory.Input({dims, src_gap}, 1, from),
@@ -42,7 +42,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, StridedCopy,
 
 // Columns into rows: the first two dims may come in any order.
 TEST(StridedCopy, SwapsTheFirstTwoDims) {
-  ExpectCpuEqualsReference([](Memory& memory) {
+  ExpectEqualsReference([](Memory& memory) {
     TensorView src = memory.Input({{4, 6, 5}, 2});
     std::swap(src.shape[0], src.shape[1]);
     std::swap(src.stride[0], src.stride[1]);
@@ -51,7 +51,7 @@ TEST(StridedCopy, SwapsTheFirstTwoDims) {
 }
 
 TEST(StridedCopy, CopiesAndAdds) {
-  for (OpTable* ops : {&Reference(), &Cpu()}) {
+  for (OpTable* ops : {&Reference(), &Tested()}) {
     Memory memory(1);
     const TensorView src = memory.Input({{1, 3, 2}, 1}), dst = memory.Output("dst", {{1, 3, 2}, 4});
     ASSERT_EQ(RunCall(*ops, StridedCopyParams{src, dst}, memory), absl::OkStatus());
@@ -79,7 +79,7 @@ void ExpectCopies(std::vector<From> src, DType from, const std::vector<To>& expe
     }
   };
   expect(Reference(), "reference");
-  ForEachIsa([&](const std::string& isa) { expect(Cpu(), isa.c_str()); });
+  ForEachVariant([&](const std::string& variant) { expect(Tested(), variant.c_str()); });
 }
 
 std::vector<uint16_t> EveryBFloat16() {
@@ -141,7 +141,7 @@ TEST(StridedCopy, RoundsToNearestEven) {
 // the fp32 sum.
 TEST(StridedCopy, AccumulatesInFp32AndRoundsOnce) {
   for (const DType from : {DType::kFloat32, DType::kBFloat16}) {
-    for (OpTable* ops : {&Reference(), &Cpu()}) {
+    for (OpTable* ops : {&Reference(), &Tested()}) {
       Memory memory(1, DType::kBFloat16);
       const TensorView src = memory.Input({{1, 1, 3}}, 1, from);
       const TensorView dst = memory.InOut("dst", {{1, 1, 3}});

@@ -7,7 +7,7 @@ namespace {
 // fp64 sums of exact squares: backends differ only in the order of fp64 additions.
 TEST(SumOfSquares, WithinTheBound) {
   for (const int64_t n : {0, 1, 15, 1000, 70001}) {
-    ExpectCpuMatchesReference(
+    ExpectMatchesReference(
         [&](Memory& memory) {
           return SumOfSquaresParams{memory.Input({{n}}, 1, kW),
                                     memory.InOut("out", {{1}}, 1, DType::kFloat64)};
@@ -22,14 +22,14 @@ TEST(SumOfSquares, ThreadsDoNotChangeABit) {
     Memory memory(1);
     const SumOfSquaresParams p = {memory.Input({{100001}}),
                                   memory.InOut("out", {{1}}, 0, DType::kFloat64)};
-    ASSERT_EQ(RunCall(Cpu(), p, memory, threads), absl::OkStatus());
+    ASSERT_EQ(RunCall(Tested(), p, memory, threads), absl::OkStatus());
     if (threads == 1) first = GetElement(p.out, 0);
     EXPECT_EQ(GetElement(p.out, 0), first);
   }
 }
 
 TEST(SumOfSquares, CountsWhatSmallSumsWouldLose) {
-  for (OpTable* ops : {&Reference(), &Cpu()}) {
+  for (OpTable* ops : {&Reference(), &Tested()}) {
     Memory memory(1);
     const SumOfSquaresParams p = {memory.InOut("x", {{50000}}),
                                   memory.InOut("out", {{1}}, 0, DType::kFloat64)};

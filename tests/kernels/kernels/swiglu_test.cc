@@ -14,7 +14,7 @@ class SwiGlu : public ::testing::TestWithParam<Shape> {};
 
 TEST_P(SwiGlu, ForwardWithinTheBound) {
   const auto [tokens, width, gap, scale] = GetParam();
-  ExpectCpuMatchesReference([&](Memory& memory) {
+  ExpectMatchesReference([&](Memory& memory) {
     return SwiGluFwdParams{memory.Input({{tokens, width}, gap}, scale),
                            memory.Input({{tokens, width}, gap}),
                            memory.Output("out", {{tokens, width}, gap})};
@@ -24,7 +24,7 @@ TEST_P(SwiGlu, ForwardWithinTheBound) {
 TEST_P(SwiGlu, OutMayAliasGateOrUp) {
   const auto [tokens, width, gap, scale] = GetParam();
   for (const bool gate_is_out : {false, true}) {
-    ExpectCpuMatchesReference([&](Memory& memory) {
+    ExpectMatchesReference([&](Memory& memory) {
       const TensorView out = memory.InOut("out", {{tokens, width}, gap}, scale);
       const TensorView other = memory.Input({{tokens, width}, gap}, scale);
       return SwiGluFwdParams{gate_is_out ? out : other, gate_is_out ? other : out, out};
@@ -34,7 +34,7 @@ TEST_P(SwiGlu, OutMayAliasGateOrUp) {
 
 TEST_P(SwiGlu, BackwardWithinTheBound) {
   const auto [tokens, width, gap, scale] = GetParam();
-  ExpectCpuMatchesReference([&](Memory& memory) {
+  ExpectMatchesReference([&](Memory& memory) {
     return SwiGluBwdParams{memory.InOut("dout", {{tokens, width}, gap}),
                            memory.InOut("gate", {{tokens, width}, gap}, scale),
                            memory.InOut("up", {{tokens, width}, gap})};
@@ -54,14 +54,14 @@ TEST(SwiGlu, LargeGatesRoundOnce) {
     }
     memory.Seal();
   };
-  ExpectCpuEqualsReference([&](Memory& memory) {
+  ExpectEqualsReference([&](Memory& memory) {
     const SwiGluFwdParams p = {memory.Input({{1, 100}}), memory.Input({{1, 100}}),
                                memory.Output("out", {{1, 100}})};
     gates(p.gate, memory);
     SetSmallIntegers(p.up, 127, memory);
     return p;
   });
-  ExpectCpuEqualsReference([&](Memory& memory) {
+  ExpectEqualsReference([&](Memory& memory) {
     const SwiGluBwdParams p = {memory.InOut("dout", {{1, 100}}), memory.InOut("gate", {{1, 100}}),
                                memory.InOut("up", {{1, 100}})};
     gates(p.gate, memory);
@@ -74,8 +74,8 @@ TEST(SwiGlu, LargeGatesRoundOnce) {
 // The product that the backward leaves is the forward's, bit for bit.
 TEST(SwiGlu, BackwardLeavesTheForwardsOut) {
   ForEachStorage([](DType storage) {
-    ForEachIsa([&](const std::string&) {
-      for (OpTable* ops : {&Reference(), &Cpu()}) {
+    ForEachVariant([&](const std::string&) {
+      for (OpTable* ops : {&Reference(), &Tested()}) {
         Memory memory(1, storage);
         const Memory::Shape shape = {{7, 90}, 2};
         const SwiGluBwdParams p = {memory.InOut("dout", shape), memory.InOut("gate", shape, 3),

@@ -12,6 +12,7 @@
 #include "common/check.h"
 #include "common/spec/job_spec.h"
 #include "common/status.h"
+#include "engine/comm/comm_factory.h"
 #include "engine/comm/inproc/inproc_communicator.h"
 #include "planner/plan.h"
 
@@ -44,6 +45,11 @@ void SetMemory(const SmallJob& job, v1::MemorySpec& m) {
 }
 
 }  // namespace
+
+std::string& TestedBackend() {
+  static std::string& backend = *new std::string("cpu");
+  return backend;
+}
 
 v1::JobSpec MakeSpec(const SmallJob& job) {
   v1::JobSpec spec;
@@ -159,8 +165,10 @@ engine::RankContext MakeContext(const v1::RunPlan& plan, kernels::Device& device
 
 absl::Status RunRanks(const RankThreads& threads, const std::function<absl::Status(Rank)>& body) {
   const int ranks = threads.plan.spec().parallel().ranks();
+  UPIPE_ASSIGN_OR_RETURN(const auto shared,
+                         comm::OpenCommDevice(threads.plan.spec().parallel().backend()));
   const auto comms =
-      comm::InprocGroup::Create(ranks, {.deadline = absl::Minutes(1), .observer = {}});
+      comm::InprocGroup::Create(ranks, {.deadline = absl::Minutes(1), .observer = {}}, shared);
   std::vector<absl::Status> statuses(ranks);
   auto run = [&](int rank) -> absl::Status {
     kernels::DeviceOptions options;

@@ -22,6 +22,10 @@ namespace upipe::testing {
 // Full tensors by name.
 using Tensors = std::map<std::string, std::vector<float>>;
 
+// The backend of jobs for which a test names none: "cpu", unless the program that runs the tests
+// sets another before the first.
+std::string& TestedBackend();
+
 // A small, valid job without data file.
 struct SmallJob {
   int ranks = 1;               // of all axes together
@@ -33,7 +37,7 @@ struct SmallJob {
   bool qk_norm = false;
   bool qkv_bias = false;
   bool bf16 = false;
-  std::string backend = "cpu";
+  std::string backend = TestedBackend();
   // Axes; the rest of the ranks are Ulysses ranks (of `ring`: ring ranks).
   int ring_ranks = 1, fsdp_ranks = 1, dp_ranks = 1;
   int64_t accumulation = 1;

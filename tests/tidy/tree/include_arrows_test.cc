@@ -38,6 +38,8 @@ const std::map<std::string, std::set<std::string>>& Arrows() {
       {"worker/trainer_main.cc", {"common", "kernels", "engine", "worker", "upipe"}},
       {"client/", {"common", "client", "upipe"}},
       {"tools/", {"common", "kernels", "engine", "planner", "tools", "upipe"}},
+      // Runs the project's own test suites on a GPU.
+      {"tools/gpu_check/", {"common", "kernels", "engine", "planner", "tools", "tests", "upipe"}},
   };
   return arrows;
 }
@@ -113,7 +115,8 @@ TEST(IncludeArrows, LibrariesStayInTheirFolder) {
       {"gRPC", std::regex(R"(^grpc(pp)?/|\.grpc\.pb\.h$)"),
        std::regex(R"((^|/)rpc/|^worker/trainer_main\.cc$|^(tests|benchmarks/coordinator)/)")},
       {"CUDA", std::regex("^(cuda|cublas|cudnn|nvrtc)"),
-       std::regex("^(kernels/cuda|engine/comm/nccl)/")},
+       std::regex(R"(^(kernels/cuda|engine/comm/nccl|tests/kernels|tests/support/cuda_emulator)/)"
+                  R"(|^tools/gpu_check/(exact_row_sums|on_device_))")},
       {"NCCL", std::regex("^nccl"), std::regex("^engine/comm/nccl/")},
       {"UCX", std::regex("^uc[pst]/"), std::regex("^(engine/comm/ucx|tests/contract/engine)/")},
       {"OpenBLAS", std::regex("^(cblas|openblas)"),

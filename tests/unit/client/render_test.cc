@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+
 namespace upipe::client {
 namespace {
 
@@ -224,6 +226,34 @@ TEST(Render, ListHasOneRowPerJob) {
   waits.mutable_cause()->set_message("rank 1 was killed");
   EXPECT_THAT(RenderJobs({waits}, absl::UnixEpoch()),
               testing::ContainsRegex("QUEUED +7 +0 +2 +.*starts again in 8\\.0 s\n"));
+}
+
+TEST(Render, DevicesOfANodeAndWhyOneTakesNoRanks) {
+  v1::ListNodesResponse nodes;
+  v1::Node& node = *nodes.add_nodes();
+  node.set_worker("w1");
+  node.set_backend("cuda");
+  for (int i = 0; i < 2; ++i) {
+    v1::Slot& slot = *node.add_slots();
+    slot.set_index(i);
+    slot.set_state(i == 0 ? v1::SLOT_STATE_FREE : v1::SLOT_STATE_SICK);
+    v1::SlotDevice& device = *slot.mutable_device();
+    device.set_name("NVIDIA H200");
+    device.set_uuid(absl::StrCat("GPU-", i));
+    device.set_memory_bytes(int64_t{140} << 30);
+    device.set_nvlinks(18);
+    device.set_ecc(i == 0);
+  }
+  v1::SlotDevice& sick = *node.mutable_slots(1)->mutable_device();
+  sick.set_last_xid(79);
+  sick.set_sick("XID 79, the device fell off the bus");
+  const std::string text = RenderNodes(nodes);
+  EXPECT_THAT(text, HasSubstr("1 FREE, 1 SICK"));
+  EXPECT_THAT(
+      text, ::testing::ContainsRegex("w1 +0 +NVIDIA H200 +140.0 GiB +18 +0 errors +none +GPU-0\n"));
+  EXPECT_THAT(text,
+              ::testing::ContainsRegex("w1 +1 +NVIDIA H200 +140.0 GiB +18 +off +79 +GPU-1\n"));
+  EXPECT_THAT(text, HasSubstr("Slot 1 of w1 takes no new ranks: XID 79, the device fell off"));
 }
 
 TEST(Render, NodesShowSlotsAndWarnings) {

@@ -71,16 +71,20 @@ TEST(CudaStandIn, CudnnsBackwardWorkspaceIsWhatItsPlansReport) {
       {{.queries = kMi, .keys = kMi, .heads = 4, .kv_heads = 1}, 4'311'744'768},
   };
   for (const auto& [shape, bytes] : reported) {
-    EXPECT_EQ(table->WorkspaceBytes(Backward(shape)), bytes + GradientBytes(shape))
+    // Of the reported bytes 256 do not grow with the call; for packed documents more are counted.
+    EXPECT_EQ(table->WorkspaceBytes(Backward(shape)),
+              bytes - 256 + cuda::kCudnnFixedBytes + GradientBytes(shape))
         << shape.queries << " x " << shape.keys << ", " << shape.heads << " heads";
   }
 }
 
 TEST(CudaStandIn, CudnnsForwardHoldsWhatIsMergedLater) {
   const auto table = Table(kCudnnAttention);
-  EXPECT_EQ(table->WorkspaceBytes(Forward({.queries = kMi, .keys = kMi, .heads = 2})), 256);
+  EXPECT_EQ(table->WorkspaceBytes(Forward({.queries = kMi, .keys = kMi, .heads = 2})),
+            cuda::kCudnnFixedBytes);
   const Shape merged = {.queries = kMi, .keys = kMi, .heads = 2, .merge = true};
-  EXPECT_EQ(table->WorkspaceBytes(Forward(merged)), 256 + 2 * kMi * (2 * 128 + 4));
+  EXPECT_EQ(table->WorkspaceBytes(Forward(merged)),
+            cuda::kCudnnFixedBytes + 2 * kMi * (2 * 128 + 4));
 }
 
 TEST(CudaStandIn, OwnAttentionAndFp32TakeNoScratch) {
@@ -106,9 +110,9 @@ TEST(CudaStandIn, ProductsTakeCublasesAndReductionsTheirPartials) {
       32 * kMi);
   const auto weight = TensorView::Vector(nullptr, DType::kBFloat16, 4096);
   EXPECT_EQ(table->WorkspaceBytes(RmsNormBwdParams{.x = matrix(512, 4096), .weight = weight}),
-            132 * 4096 * 4);
+            512 * 4096 * 4);
   EXPECT_EQ(table->WorkspaceBytes(RmsNormFwdParams{.x = matrix(512, 4096), .weight = weight}), 0);
-  EXPECT_EQ(table->WorkspaceBytes(ColumnSumParams{.x = matrix(16, 4096)}), 16 * 4096 * 4);
+  EXPECT_EQ(table->WorkspaceBytes(ColumnSumParams{.x = matrix(100'000, 4096)}), 528 * 4096 * 4);
   EXPECT_EQ(table->WorkspaceBytes(CrossEntropyParams{.logits = matrix(512, 100)}), 512 * 8);
 }
 

@@ -130,5 +130,25 @@ TEST(Agent, PositionsAreReadWithoutASessionToo) {
   EXPECT_EQ(agent.state.ranks.at({"a", 0}).in_place, absl::Seconds(4));
 }
 
+TEST(Agent, DevicesAreInEveryHeartbeatAndASickOneIsToldAtOnce) {
+  Agent agent;
+  std::vector<v1::SlotDevice> devices(2);
+  devices[0].set_uuid("GPU-a");
+  agent.state.identity.mutable_devices()->Assign(devices.begin(), devices.end());
+  agent.After(absl::Seconds(2));
+  ASSERT_EQ(agent.Sent(v1::WorkerMessage::kHeartbeat).size(), 1u);
+  EXPECT_EQ(agent.Sent(v1::WorkerMessage::kHeartbeat)[0].heartbeat().devices(0).uuid(), "GPU-a");
+  devices[1].set_sick("XID 79");
+  agent.now = agent.now + absl::Milliseconds(1);
+  agent.Do(DevicesRead{devices});
+  ASSERT_EQ(agent.Sent(v1::WorkerMessage::kHeartbeat).size(), 1u);
+  EXPECT_EQ(agent.Sent(v1::WorkerMessage::kHeartbeat)[0].heartbeat().devices(1).sick(), "XID 79");
+  ASSERT_EQ(agent.All<NodeEvent>().size(), 1u);
+  EXPECT_EQ(agent.All<NodeEvent>()[0].text, "the device of slot 1 is sick: XID 79");
+  devices[1].clear_sick();
+  agent.Do(DevicesRead{devices});
+  EXPECT_EQ(agent.All<NodeEvent>().at(0).text, "the device of slot 1 is well again");
+}
+
 }  // namespace
 }  // namespace upipe::worker

@@ -287,6 +287,8 @@ TEST(Agent, CausesFollowTheEvidence) {
   EXPECT_THAT(cause_of({.exit_code = 1}, finished).message(), HasSubstr("rank 3 closed"));
   finished.set_selfcheck_failed(true);
   EXPECT_EQ(cause_of({.exit_code = 1}, finished).kind(), v1::CAUSE_KIND_SELFCHECK);
+  finished.set_device_fault(true);
+  EXPECT_EQ(cause_of({.exit_code = 1}, finished).kind(), v1::CAUSE_KIND_DEVICE_FAULT);
 }
 
 TEST(Agent, StopWithoutGraceKillsAndTheGenerationStaysStopped) {

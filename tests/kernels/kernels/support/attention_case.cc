@@ -213,6 +213,10 @@ AttentionBwdParams BackwardCall(const AttentionCase& c, Memory& memory) {
       SetElement(p.delta, t, h, 0, GetElement(delta, t, h));
     }
   }
+  if (Tested().AttentionBwdReadsOutput()) {
+    p.o = memory.Input({{q, heads, d}, c.gap});
+    CopyElements(o, p.o);
+  }
   memory.Seal();
   return p;
 }

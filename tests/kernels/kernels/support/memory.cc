@@ -4,13 +4,14 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "common/rounding.h"
 #include "kernels/api/bfloat16.h"
 
 namespace upipe::kernels::testing {
 namespace {
 
-// Sentinel elements before and after; odd, so that a tensor is aligned to its elements and no more.
-constexpr int64_t kBorder = 17;
+// Sentinel elements before and after: an odd number aligns a tensor to its elements and no more.
+constexpr int64_t kOddBorder = 17, kAlignedBorder = 16;
 constexpr char kSentinel = 0x5a;
 
 // Calls body(i, j, k) for every element.
@@ -74,16 +75,19 @@ TensorView Memory::Add(const Shape& shape, DType dtype, bool writable,
   auto block = std::make_unique<Block>();
   TensorView& view = block->view;
   view = {nullptr, dtype, static_cast<int>(shape.dims.size()), {1, 1, 1}, {0, 0, 0}};
+  const bool aligned = alignment_ == Alignment::kSixteenBytes;
+  const int64_t gap = aligned ? RoundUp(shape.gap, kAlignedBorder) : shape.gap;
   int64_t elements = 1;
   for (int dim = view.rank - 1; dim >= 0; --dim) {
     view.shape[dim] = shape.dims[dim];
     view.stride[dim] = elements;
-    elements = elements * std::max<int64_t>(1, shape.dims[dim]) + shape.gap;
+    elements = elements * std::max<int64_t>(1, shape.dims[dim]) + gap;
   }
   const int64_t size = SizeOf(dtype);
-  block->bytes.assign((elements + 2 * kBorder) * size, kSentinel);
+  const int64_t border = aligned ? kAlignedBorder : kOddBorder;
+  block->bytes.assign((elements + 2 * border) * size, kSentinel);
   block->writable.assign(block->bytes.size(), false);
-  view.data = block->bytes.data() + kBorder * size;
+  view.data = block->bytes.data() + border * size;
   ForEach(view, [&](int64_t i, int64_t j, int64_t k) {
     SetElement(view, i, j, k, value());
     const int64_t offset = static_cast<char*>(view.At(i, j, k)) - block->bytes.data();

@@ -21,9 +21,13 @@ inline constexpr DType kW = DType::kFloat32;  // as in op_params.h
 
 class Memory {
  public:
+  // How rows of tensors begin: aligned to their elements and no more, or to 16 bytes where the last
+  // dim is a multiple of that; gaps are rounded up to it then.
+  enum class Alignment { kElement, kSixteenBytes };
   // `storage` is what op_params.h calls S.
-  explicit Memory(uint64_t seed, DType storage = DType::kFloat32)
-      : random_(seed), storage_(storage) {}
+  explicit Memory(uint64_t seed, DType storage = DType::kFloat32,
+                  Alignment alignment = Alignment::kElement)
+      : random_(seed), storage_(storage), alignment_(alignment) {}
   DType storage() const { return storage_; }
 
   struct Shape {
@@ -72,6 +76,7 @@ class Memory {
 
   std::mt19937_64 random_;
   const DType storage_;
+  const Alignment alignment_;
   std::vector<std::unique_ptr<Block>> blocks_;
   std::vector<std::pair<std::string, TensorView>> results_;
 };

@@ -8,9 +8,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
-#include "hwy/targets.h"
-#include "kernels/cpu/cpu_op_table.h"
-#include "kernels/cpu/isa.h"
 #include "kernels/host/host_parallel_for.h"
 #include "kernels/host/host_stream.h"
 #include "kernels/reference/reference_op_table.h"
@@ -28,7 +25,9 @@ class SeededCalls {
   SeededCalls(const BuildCall& build, DType storage, int seeds) {
     for (int seed = 1; seed <= seeds; ++seed) {
       Call& call = calls_.emplace_back();
-      call.memory = std::make_unique<Memory>(seed, storage);
+      call.memory = std::make_unique<Memory>(
+          seed, storage,
+          seed % 2 == 0 ? Memory::Alignment::kSixteenBytes : Memory::Alignment::kElement);
       call.params = build(*call.memory);
       call.memory->Seal();
     }
@@ -83,11 +82,6 @@ OpTable& Reference() {
   return table;
 }
 
-OpTable& Cpu() {
-  static OpTable& table = *CreateCpuOpTable(1).release();
-  return table;
-}
-
 OpTable& Naive() {
   static OpTable& table = *CreateNaiveOpTable().release();
   return table;
@@ -131,24 +125,6 @@ double RelativeError(const std::vector<double>& a, const std::vector<double>& b)
   return error == 0 ? 0 : std::sqrt(error / norm);
 }
 
-void ForEachIsa(const std::function<void(const std::string& isa)>& body, DType storage) {
-  const auto hold = [&](int64_t target, bool bf16_products) {
-    hwy::SetSupportedTargetsForTest(0);
-    if (target != HWY_SCALAR && (hwy::SupportedTargets() & target) == 0) return;
-    hwy::SetSupportedTargetsForTest(target);
-    SetBf16ProductsForTest(bf16_products);
-    if (bf16_products && !HasBf16Products()) return;
-    const std::string isa =
-        absl::StrCat(hwy::TargetName(target), bf16_products ? " with bf16 products" : "");
-    SCOPED_TRACE(isa);
-    body(isa);
-  };
-  if (storage == DType::kBFloat16) hold(HWY_AVX3, true);
-  for (const int64_t target : {HWY_AVX3, HWY_AVX2, HWY_SSE4, HWY_SCALAR}) hold(target, false);
-  hwy::SetSupportedTargetsForTest(0);
-  SetBf16ProductsForTest(true);
-}
-
 void ExpectWithinTheBound(const std::vector<Memory::Result>& results,
                           const std::vector<Memory::Result>& naive,
                           const std::vector<Memory::Result>& reference, const std::string& what) {
@@ -174,11 +150,11 @@ void ForEachStorage(const std::function<void(DType storage)>& body) {
   }
 }
 
-void ExpectCpuMatchesReference(const BuildCall& build, int seeds) {
-  ForEachStorage([&](DType storage) { ExpectCpuMatchesReferenceIn(storage, build, seeds); });
+void ExpectMatchesReference(const BuildCall& build, int seeds) {
+  ForEachStorage([&](DType storage) { ExpectMatchesReferenceIn(storage, build, seeds); });
 }
 
-void ExpectCpuMatchesReferenceIn(DType storage, const BuildCall& build, int seeds) {
+void ExpectMatchesReferenceIn(DType storage, const BuildCall& build, int seeds) {
   SeededCalls calls(build, storage, seeds);
   const std::vector<Memory::Result> reference = calls.Run(Reference(), 1);
   const std::vector<Memory::Result> naive = calls.Run(Naive(), 1);
@@ -186,22 +162,23 @@ void ExpectCpuMatchesReferenceIn(DType storage, const BuildCall& build, int seed
                                        const char* what) {
     ExpectWithinTheBound(results, naive, reference, what);
   };
-  ForEachIsa([&](const std::string&) { expect_within_bound(calls.Run(Cpu(), 1), "1 thread"); },
-             storage);
-  ExpectSameBits(calls.Run(Cpu(), 1), calls.Run(Cpu(), 1), "two runs with 1 thread differ");
-  const std::vector<Memory::Result> threads = calls.Run(Cpu(), 3);
+  ForEachVariant(
+      [&](const std::string&) { expect_within_bound(calls.Run(Tested(), 1), "1 thread"); },
+      storage);
+  ExpectSameBits(calls.Run(Tested(), 1), calls.Run(Tested(), 1), "two runs with 1 thread differ");
+  const std::vector<Memory::Result> threads = calls.Run(Tested(), 3);
   expect_within_bound(threads, "3 threads");
-  ExpectSameBits(threads, calls.Run(Cpu(), 3), "two runs with 3 threads differ");
+  ExpectSameBits(threads, calls.Run(Tested(), 3), "two runs with 3 threads differ");
 }
 
-void ExpectCpuEqualsReference(const BuildCall& build) {
+void ExpectEqualsReference(const BuildCall& build) {
   ForEachStorage([&](DType storage) {
     SeededCalls calls(build, storage, 2);
     const std::vector<Memory::Result> reference = calls.Run(Reference(), 1);
-    ForEachIsa(
+    ForEachVariant(
         [&](const std::string&) {
-          ExpectSameBits(calls.Run(Cpu(), 1), reference, "1 thread differs from the reference");
-          ExpectSameBits(calls.Run(Cpu(), 3), reference, "3 threads differ from the reference");
+          ExpectSameBits(calls.Run(Tested(), 1), reference, "1 thread differs from the reference");
+          ExpectSameBits(calls.Run(Tested(), 3), reference, "3 threads differ from the reference");
         },
         storage);
   });
@@ -220,7 +197,7 @@ void SetSmallIntegers(const TensorView& view, int limit, Memory& memory) {
 }
 
 void ExpectBothFail(const BuildCall& build, absl::StatusCode code) {
-  for (OpTable* ops : {&Reference(), &Cpu()}) {
+  for (OpTable* ops : {&Reference(), &Tested()}) {
     Memory memory(1);
     const OpParams params = build(memory);
     const absl::Status status = RunCall(*ops, params, memory);

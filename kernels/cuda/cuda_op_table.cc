@@ -1,0 +1,117 @@
+#include "kernels/cuda/cuda_op_table.h"
+
+#include <cuda_runtime_api.h>
+
+#include <type_traits>
+#include <utility>
+#include <variant>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "common/status.h"
+#include "kernels/api/workspace_check.h"
+#include "kernels/cuda/cublaslt_matmul.h"
+#include "kernels/cuda/cuda_kernels.h"
+#include "kernels/cuda/cuda_status.h"
+#include "kernels/cuda/cuda_stream.h"
+#include "kernels/cuda/cudnn_library.h"
+#include "kernels/cuda/sdpa_attention.h"
+#include "kernels/cuda/workspace_bytes.h"
+
+namespace upipe::kernels {
+namespace {
+
+template <typename P>
+constexpr bool kIsAttention =
+    std::is_same_v<P, AttentionFwdParams> || std::is_same_v<P, AttentionBwdParams>;
+
+class CudaOpTable final : public OpTable {
+ public:
+  CudaOpTable(const CudaOpTableOptions& options, std::unique_ptr<CublasLtMatmul> matmul,
+              std::unique_ptr<SdpaAttention> attention)
+      : options_(options), matmul_(std::move(matmul)), attention_(std::move(attention)) {}
+
+  int64_t WorkspaceBytes(const OpParams& params) const override {
+    return cuda::WorkspaceBytes(params, kernel());
+  }
+  bool AttentionBwdReadsOutput() const override { return attention_ != nullptr; }
+
+  absl::Status Prepare(const OpParams& params) override {
+    return std::visit([this](const auto& p) { return PrepareOp(p); }, params);
+  }
+
+  absl::Status Enqueue(const OpParams& params, Workspace workspace, Stream& stream) override {
+    UPIPE_RETURN_IF_ERROR(Validate(params));
+    UPIPE_RETURN_IF_ERROR(CheckWorkspace(params, workspace, WorkspaceBytes(params)));
+    CudaStream& cuda = CudaStream::Of(stream);
+    cuda.Issue(NameOf(params), [&](CudaStreamHandle handle) {
+      const cuda::LaunchContext context = {.stream = handle,
+                                           .multiprocessors = options_.multiprocessors,
+                                           .fault = cuda.fault_words()};
+      UPIPE_RETURN_IF_ERROR(
+          std::visit([&](const auto& p) { return Run(p, workspace, context); }, params));
+      return CudaStatus(cudaGetLastError(), NameOf(params));
+    });
+    return absl::OkStatus();
+  }
+
+ private:
+  cuda::AttentionKernel kernel() const {
+    return attention_ != nullptr ? cuda::AttentionKernel::kCudnn : cuda::AttentionKernel::kOwn;
+  }
+
+  template <typename P>
+  bool GoesToCudnn(const P& p) const {
+    return attention_ != nullptr && SdpaTakes(p);
+  }
+
+  absl::Status PrepareOp(const MatmulParams& p) { return matmul_->Prepare(p); }
+  template <typename P>
+  absl::Status PrepareOp(const P& p) {
+    if constexpr (kIsAttention<P>) {
+      if (!GoesToCudnn(p)) return absl::OkStatus();
+      UPIPE_ASSIGN_OR_RETURN(const int64_t bytes, attention_->ScratchBytes(p));
+      if (const int64_t planned = WorkspaceBytes(p); bytes > planned) {
+        return absl::ResourceExhaustedError(absl::StrCat(
+            NameOf(OpParams(p)), " of ", p.q.shape[1], " heads, ", p.q.shape[0], " queries and ",
+            p.k.shape[0], " keys takes ", bytes, " bytes of scratch with cuDNN on this device, ",
+            planned, " are planned for ", options_.attention_kernel));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Run(const MatmulParams& p, Workspace workspace, const cuda::LaunchContext& context) {
+    return matmul_->Run(p, workspace, context);
+  }
+  template <typename P>
+  absl::Status Run(const P& p, Workspace workspace, const cuda::LaunchContext& context) {
+    if constexpr (kIsAttention<P>) {
+      if (GoesToCudnn(p)) return attention_->Run(p, workspace, context);
+    }
+    cuda::Run(p, workspace, context);
+    return absl::OkStatus();
+  }
+
+  const CudaOpTableOptions options_;
+  const std::unique_ptr<CublasLtMatmul> matmul_;
+  const std::unique_ptr<SdpaAttention> attention_;  // null: ours alone
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<OpTable>> CreateCudaOpTable(const CudaOpTableOptions& options) {
+  UPIPE_ASSIGN_OR_RETURN(const cuda::AttentionKernel kernel,
+                         cuda::ParseAttentionKernel(options.attention_kernel));
+  std::unique_ptr<SdpaAttention> attention;
+  if (kernel == cuda::AttentionKernel::kCudnn) {
+    UPIPE_ASSIGN_OR_RETURN(
+        std::unique_ptr<SdpaLibrary> library,
+        OpenCudnn(std::string(absl::StripPrefix(options.attention_kernel, "cudnn "))));
+    attention = std::make_unique<SdpaAttention>(std::move(library));
+  }
+  UPIPE_ASSIGN_OR_RETURN(auto matmul, CublasLtMatmul::Create());
+  return std::make_unique<CudaOpTable>(options, std::move(matmul), std::move(attention));
+}
+
+}  // namespace upipe::kernels
