@@ -121,11 +121,17 @@ make_root() {
     { tail -n 20 "$scratch/debootstrap.log" >&2; die "debootstrap failed"; }
   # How this machine reaches its archive, if not directly.
   apt-config dump | grep -E '^Acquire::https?::Proxy' >"$root/etc/apt/apt.conf.d/proxy" || true
+  # And by whose word it trusts package indexes: the package ca-certificates takes these in when it is installed.
+  mkdir -p "$root/usr/local/share/ca-certificates"
+  cp -r /usr/local/share/ca-certificates/. "$root/usr/local/share/ca-certificates/" 2>/dev/null || true
   git clone --quiet --no-hardlinks "$PWD" "$root$SOURCE"
   git -C "$root$SOURCE" remote remove origin
 }
 
 mount_kernel() {
+  # A mount of its own, as a machine's root is: what runs inside may make mount namespaces.
+  mount --bind "$root" "$root"
+  mount --make-private "$root"
   mount -t proc proc "$root/proc"
   local folder
   for folder in dev sys; do
