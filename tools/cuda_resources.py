@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes benchmarks/cuda/resources.json: registers, shared memory, stack and spills of every CUDA kernel, as ptxas says.
 
-Compiles each .cu below kernels/cuda for one architecture with nvcc (PATH, --nvcc or /usr/local/cuda/bin) and keeps no
+Compiles each .cu of kernels/ and engine/ for one architecture with nvcc (PATH, --nvcc or /usr/local/cuda/bin), keeping no
 object. Ends with 1 and the names when a kernel has a stack frame or spills: hot kernels must not. Static shared memory
 only; what is given at launch stands in the source.
 """
@@ -69,7 +69,7 @@ def main():
     nvcc = find_nvcc(arguments.nvcc)
     version = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True).stdout
     kernels = []
-    for source in sorted((ROOT / "kernels/cuda").glob("*.cu")):
+    for source in sorted([*(ROOT / "kernels").rglob("*.cu"), *(ROOT / "engine").rglob("*.cu")]):
         print(f"{source.name} ...", file=sys.stderr, flush=True)
         kernels += compile_one(nvcc, arguments.arch, source)
     kernels.sort(key=lambda kernel: (kernel["file"], kernel["kernel"]))
