@@ -217,7 +217,7 @@ absl::Status KvStore::Fetched(int stage) {
 
 absl::Status KvStore::GatherShards(int stage) {
   const int64_t shard = views_.shard_tokens();
-  comm::AllToAllVParams exchange;
+  comm::AllToAllVParams exchange{.ring = true};
   for (const Resident& head : Of(stage, views_.OwnWork(stage).fetch())) {
     for (KvTensor tensor : kKeysAndValues) {
       const TensorView shards = At(tensor, head);
@@ -280,7 +280,7 @@ absl::Status KvStore::Pass(absl::Span<const KvTensor> tensors, const std::vector
   const int ring = views_.ring_ranks();
   const int next = views_.RingPeer((views_.ring() + 1) % ring);
   const int previous = views_.RingPeer((views_.ring() + ring - 1) % ring);
-  comm::AllToAllVParams exchange;
+  comm::AllToAllVParams exchange{.ring = true};
   for (KvTensor tensor : tensors) {
     for (const Resident& head : heads) {
       const TensorView content = At(tensor, head);
@@ -470,7 +470,7 @@ TensorView KvStore::NarrowShard(KvTensor gradient, const Resident& head) const {
 absl::Status KvStore::ReduceShards(int stage, KvTensor gradient) {
   const int64_t shard = views_.shard_tokens();
   const std::vector<Resident> heads = Of(stage, views_.OwnWork(stage).release());
-  comm::AllToAllVParams exchange;
+  comm::AllToAllVParams exchange{.ring = true};
   for (const Resident& head : heads) {
     for (int peer = 0; peer < views_.ring_ranks(); ++peer) {
       if (peer == views_.ring()) continue;

@@ -23,6 +23,24 @@ absl::Status CompareWithRank0(const std::vector<uint64_t>& values, const char* w
 
 }  // namespace
 
+const char* NameOf(CommOperation operation) {
+  static constexpr const char* kNames[kNumCommOperations] = {
+      "all-to-all", "ring", "all-gather", "reduce-scatter", "all-reduce", "barrier"};
+  return kNames[static_cast<size_t>(operation)];
+}
+
+int64_t CommStats::num_collectives() const {
+  int64_t calls = 0;
+  for (const Use& use : by_operation) calls += use.calls;
+  return calls;
+}
+
+double CommStats::seconds() const {
+  double seconds = 0;
+  for (const Use& use : by_operation) seconds += use.seconds;
+  return seconds;
+}
+
 RankGroup AllRanks(int size) {
   RankGroup ranks(size);
   std::iota(ranks.begin(), ranks.end(), 0);
@@ -32,8 +50,7 @@ RankGroup AllRanks(int size) {
 Communicator::Communicator(int size) : everyone_(AllRanks(size)) {}
 
 absl::Status VerifySameOnAllRanks(Communicator& comm, uint64_t value, const char* what,
-                                  void* scratch, kernels::Device& device,
-                                  kernels::Stream& stream) {
+                                  void* scratch, kernels::Device& device, kernels::Stream& stream) {
   auto* gathered = static_cast<uint64_t*>(scratch);
   uint64_t* own = gathered + comm.rank();
   // What a dry device, which copies nothing, leaves in place.

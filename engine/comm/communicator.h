@@ -4,6 +4,7 @@
 // stream waits for it; other streams go on.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -32,15 +33,39 @@ struct AllToAllVParams {
   // What the schedule knows of every rank's lists: one block for each rank, the own one included,
   // ascending, all of one size and side by side. A library may then do it in one call.
   bool even = false;
+  bool ring = false;  // keys, values or their gradients round the ring: counted apart
 };
 
 enum class ReduceOp { kSum, kMax };
 
-// Counted when an operation is issued, so the numbers equal the dry run's.
+enum class CommOperation : uint8_t {
+  kAllToAll,
+  kRing,  // an all-to-all that carries keys and values round the ring
+  kAllGather,
+  kReduceScatter,
+  kAllReduce,
+  kBarrier
+};
+inline constexpr int kNumCommOperations = 6;
+// "all-to-all".
+const char* NameOf(CommOperation operation);
+
+// Bytes and calls are counted when an operation is issued, so they equal the dry run's.
 struct CommStats {
+  struct Use {
+    int64_t bytes_sent = 0;  // to all others together
+    int64_t calls = 0;
+    double seconds = 0;  // time the operations ran, waiting for peers included
+  };
   std::vector<int64_t> bytes_sent_to_peer;  // [size]; the own rank stays 0
-  int64_t num_collectives = 0;
-  double seconds = 0;  // time the operations ran, waiting for peers included
+  std::array<Use, kNumCommOperations> by_operation = {};
+
+  const Use& Of(CommOperation operation) const {
+    return by_operation[static_cast<size_t>(operation)];
+  }
+  Use& Of(CommOperation operation) { return by_operation[static_cast<size_t>(operation)]; }
+  int64_t num_collectives() const;
+  double seconds() const;
 };
 
 // Ranks that take part in a collective of a part of the whole: ascending, the caller among them.
@@ -114,7 +139,6 @@ struct CommOptions {
 // FailedPrecondition naming the ranks that differ from rank 0, on every rank. Gathers through
 // `scratch`: memory of `device`, size() * 8 bytes.
 absl::Status VerifySameOnAllRanks(Communicator& comm, uint64_t value, const char* what,
-                                  void* scratch, kernels::Device& device,
-                                  kernels::Stream& stream);
+                                  void* scratch, kernels::Device& device, kernels::Stream& stream);
 
 }  // namespace upipe::comm

@@ -137,10 +137,9 @@ absl::Status Traffic::AddAllToAllV(const AllToAllVParams& params) {
                      " are not one for each rank, ascending, of one size and side by side"));
   }
   std::lock_guard<std::mutex> lock(mutex_);
-  ++stats_.num_collectives;
-  for (const Block& send : params.sends) {
-    if (send.peer != rank_) stats_.bytes_sent_to_peer[send.peer] += send.bytes;
-  }
+  const CommOperation operation = OperationOf(params);
+  ++stats_.Of(operation).calls;
+  for (const Block& send : params.sends) CountBytes(operation, send.peer, send.bytes);
   return absl::OkStatus();
 }
 
@@ -148,7 +147,7 @@ absl::Status Traffic::AddAllGather(const RankGroup& group, const void* send, voi
                                    int64_t bytes) {
   UPIPE_RETURN_IF_ERROR(CheckGroup("all-gather", group));
   UPIPE_RETURN_IF_ERROR(CheckMemory("all-gather", bytes, {send, receive}));
-  CountToEach(group, bytes);
+  CountToEach(CommOperation::kAllGather, group, bytes);
   return absl::OkStatus();
 }
 
@@ -159,7 +158,7 @@ absl::Status Traffic::AddReduceScatter(const RankGroup& group, const float* send
   const int group_size = static_cast<int>(group.size());
   UPIPE_RETURN_IF_ERROR(CheckMemory("reduce-scatter scratch",
                                     ReduceScatterScratchBytesFor(group_size, count), {scratch}));
-  CountToEach(group, count * static_cast<int64_t>(sizeof(float)));
+  CountToEach(CommOperation::kReduceScatter, group, count * static_cast<int64_t>(sizeof(float)));
   return absl::OkStatus();
 }
 
@@ -167,12 +166,12 @@ absl::Status Traffic::AddAllReduce(double* values, int64_t count, void* scratch)
   UPIPE_RETURN_IF_ERROR(CheckMemory("all-reduce", count, {values}));
   UPIPE_RETURN_IF_ERROR(
       CheckMemory("all-reduce scratch", AllReduceScratchBytesFor(size_, count), {scratch}));
-  CountToEach(everyone_, count * static_cast<int64_t>(sizeof(double)));
+  CountToEach(CommOperation::kAllReduce, everyone_, count * static_cast<int64_t>(sizeof(double)));
   return absl::OkStatus();
 }
 
 absl::Status Traffic::AddBarrier() {
-  CountToEach(everyone_, 0);
+  CountToEach(CommOperation::kBarrier, everyone_, 0);
   return absl::OkStatus();
 }
 
@@ -187,17 +186,21 @@ absl::Status Traffic::CheckGroup(const char* op, const RankGroup& group) const {
                                                  ") with the caller's own, ", rank_));
 }
 
-void Traffic::CountToEach(const RankGroup& group, int64_t bytes) {
+void Traffic::CountToEach(CommOperation operation, const RankGroup& group, int64_t bytes) {
   std::lock_guard<std::mutex> lock(mutex_);
-  ++stats_.num_collectives;
-  for (int peer : group) {
-    if (peer != rank_) stats_.bytes_sent_to_peer[peer] += bytes;
-  }
+  ++stats_.Of(operation).calls;
+  for (int peer : group) CountBytes(operation, peer, bytes);
 }
 
-void Traffic::AddSeconds(double seconds) {
+void Traffic::CountBytes(CommOperation operation, int peer, int64_t bytes) {
+  if (peer == rank_) return;
+  stats_.bytes_sent_to_peer[peer] += bytes;
+  stats_.Of(operation).bytes_sent += bytes;
+}
+
+void Traffic::AddSeconds(CommOperation operation, double seconds) {
   std::lock_guard<std::mutex> lock(mutex_);
-  stats_.seconds += seconds;
+  stats_.Of(operation).seconds += seconds;
 }
 
 CommStats Traffic::stats() const {

@@ -12,6 +12,11 @@
 
 namespace upipe::comm {
 
+// What a call of AllToAllV is counted as.
+inline CommOperation OperationOf(const AllToAllVParams& params) {
+  return params.ring ? CommOperation::kRing : CommOperation::kAllToAll;
+}
+
 // Keeps the first error it is given. Thread-safe.
 class FirstError {
  public:
@@ -58,13 +63,14 @@ class Traffic {
   // Carries no data and counts no bytes.
   absl::Status AddBarrier();
 
-  void AddSeconds(double seconds);
+  void AddSeconds(CommOperation operation, double seconds);
   CommStats stats() const;
 
  private:
   // InvalidArgument unless `group` is ascending, of ranks of the whole, with the own one.
   absl::Status CheckGroup(const char* op, const RankGroup& group) const;
-  void CountToEach(const RankGroup& group, int64_t bytes);
+  void CountToEach(CommOperation operation, const RankGroup& group, int64_t bytes);
+  void CountBytes(CommOperation operation, int peer, int64_t bytes);  // under mutex_
 
   const int rank_;
   const int size_;

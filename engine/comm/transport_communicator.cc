@@ -50,7 +50,7 @@ TransportCommunicator::~TransportCommunicator() {
   });
 }
 
-absl::Status TransportCommunicator::Issue(const char* name, const absl::Status& validity,
+absl::Status TransportCommunicator::Issue(CommOperation operation, const absl::Status& validity,
                                           Exchange exchange, kernels::Stream& stream) {
   if (!validity.ok()) transport_->Abort(validity);
   if (absl::Status dead = status(); !dead.ok()) {
@@ -59,15 +59,15 @@ absl::Status TransportCommunicator::Issue(const char* name, const absl::Status& 
   }
   auto completion = std::make_shared<Completion>();
   const int64_t number = ++num_issued_;
-  thread_->Post(
-      [this, name, number, completion, start = stream.Record(), exchange = std::move(exchange)] {
-        completion->Set(RunOnThread(name, number, start, exchange));
-      });
+  thread_->Post([this, operation, number, completion, start = stream.Record(),
+                 exchange = std::move(exchange)] {
+    completion->Set(RunOnThread(operation, number, start, exchange));
+  });
   stream.Wait(kernels::Event(completion));
   return absl::OkStatus();
 }
 
-absl::Status TransportCommunicator::RunOnThread(const char* name, int64_t number,
+absl::Status TransportCommunicator::RunOnThread(CommOperation operation, int64_t number,
                                                 const kernels::Event& start,
                                                 const Exchange& exchange) {
   if (absl::Status reached = start.Synchronize(); !reached.ok()) return Die(reached);
@@ -79,10 +79,10 @@ absl::Status TransportCommunicator::RunOnThread(const char* name, int64_t number
   // Messages of a pair keep their order: what was left over one collective ago is here by now.
   if (result.ok()) result = transport_->CheckNothingUnexpected(static_cast<uint32_t>(number - 1));
   traffic_.AddSeconds(
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+      operation, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
   if (!result.ok()) {
     transport_->Withdraw();
-    result = Die(InCollective(result, name, number, rank(), size()));
+    result = Die(InCollective(result, NameOf(operation), number, rank(), size()));
   }
   if (options_.observer.left) options_.observer.left(number);
   return result;
@@ -126,7 +126,7 @@ absl::Status TransportCommunicator::ExchangeBlocks(const Call& call,
 absl::Status TransportCommunicator::AllToAllV(const AllToAllVParams& params,
                                               kernels::Stream& stream) {
   return Issue(
-      "all-to-all", traffic_.AddAllToAllV(params),
+      OperationOf(params), traffic_.AddAllToAllV(params),
       [params](const Call& call) { return ExchangeBlocks(call, params); }, stream);
 }
 
@@ -151,7 +151,7 @@ absl::Status TransportCommunicator::AllGather(const RankGroup& group, const void
                                               void* receive, int64_t bytes,
                                               kernels::Stream& stream) {
   return Issue(
-      "all-gather", traffic_.AddAllGather(group, send, receive, bytes),
+      CommOperation::kAllGather, traffic_.AddAllGather(group, send, receive, bytes),
       [=](const Call& call) { return Gather(call, group, send, receive, bytes); }, stream);
 }
 
@@ -207,7 +207,8 @@ absl::Status TransportCommunicator::ReduceScatter(const RankGroup& group, const 
                                                   kernels::Stream& stream) {
   const Reduction reduction{group, send, receive, count, static_cast<float*>(scratch)};
   return Issue(
-      "reduce-scatter", traffic_.AddReduceScatter(group, send, receive, count, scratch),
+      CommOperation::kReduceScatter,
+      traffic_.AddReduceScatter(group, send, receive, count, scratch),
       [reduction](const Call& call) { return Reduce(call, reduction); }, stream);
 }
 
@@ -224,7 +225,8 @@ absl::Status TransportCommunicator::AllReduce(double* values, int64_t count, Red
     return call.work.Combine(
         {.op = op, .gathered = gathered, .num_ranks = size(), .count = count, .values = values});
   };
-  return Issue("all-reduce", traffic_.AddAllReduce(values, count, scratch), exchange, stream);
+  return Issue(CommOperation::kAllReduce, traffic_.AddAllReduce(values, count, scratch), exchange,
+               stream);
 }
 
 int64_t TransportCommunicator::AllReduceScratchBytes(int64_t count) const {
@@ -239,7 +241,7 @@ absl::Status TransportCommunicator::Barrier(kernels::Stream& stream) {
     if (!status.ok()) call.transport.Withdraw();  // before the bytes above go out of scope
     return status;
   };
-  return Issue("barrier", traffic_.AddBarrier(), exchange, stream);
+  return Issue(CommOperation::kBarrier, traffic_.AddBarrier(), exchange, stream);
 }
 
 void TransportCommunicator::Abort(absl::Status cause) {

@@ -58,9 +58,9 @@ class TransportCommunicator final : public Communicator {
     float* scratch;
   };
 
-  absl::Status Issue(const char* name, const absl::Status& validity, Exchange exchange,
+  absl::Status Issue(CommOperation operation, const absl::Status& validity, Exchange exchange,
                      kernels::Stream& stream);
-  absl::Status RunOnThread(const char* name, int64_t number, const kernels::Event& start,
+  absl::Status RunOnThread(CommOperation operation, int64_t number, const kernels::Event& start,
                            const Exchange& exchange);
   // Keeps the first error as the communicator's, tells the peers, and returns the one kept.
   absl::Status Die(const absl::Status& error);

@@ -224,7 +224,7 @@ class RankLoop {
     report.set_tokens(tokens);
     report.set_tokens_per_second(static_cast<double>(tokens) / report.step_seconds());
     const comm::CommStats after = run_.comm.stats();
-    report.set_comm_seconds(after.seconds - before.seconds);
+    report.set_comm_seconds(after.seconds() - before.seconds());
     for (size_t peer = 0; peer < after.bytes_sent_to_peer.size(); ++peer) {
       report.add_bytes_sent_to_peer(after.bytes_sent_to_peer[peer] -
                                     before.bytes_sent_to_peer[peer]);

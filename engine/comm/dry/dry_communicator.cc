@@ -21,7 +21,7 @@ absl::Status DryCommunicator::Finish(const absl::Status& validity, TrafficKind k
 void DryCommunicator::Count(TrafficKind kind, const kernels::Stream& stream) {
   CommStats now = traffic_.stats();
   const int node_ranks = options_.ranks_per_node > 0 ? options_.ranks_per_node : size();
-  TrafficCount count{.collectives = now.num_collectives - before_.num_collectives};
+  TrafficCount count{.collectives = now.num_collectives() - before_.num_collectives()};
   for (int peer = 0; peer < size(); ++peer) {
     const int64_t bytes = now.bytes_sent_to_peer[peer] - before_.bytes_sent_to_peer[peer];
     const bool same_node = peer / node_ranks == rank() / node_ranks;

@@ -83,7 +83,7 @@ absl::Status NcclCommunicator::WarmUp(absl::Duration deadline) {
     each.receives.push_back({peer, in + peer * kBlockBytes, kBlockBytes});
   }
   watch_ = std::make_unique<NcclWatch>(*link_, ledger_, CommOptions{.deadline = deadline});
-  return Run("warm-up", 0, kernels::Event(),
+  return Run(std::nullopt, 0, kernels::Event(),
              [&] {
                const absl::Status exchanged = Exchange(each);
                return exchanged.ok() ? Gather(everyone(), out, in, kBlockBytes) : exchanged;
@@ -91,22 +91,22 @@ absl::Status NcclCommunicator::WarmUp(absl::Duration deadline) {
       ->Synchronize();
 }
 
-std::shared_ptr<NcclOperation> NcclCommunicator::Run(const char* name, int64_t number,
-                                                     const kernels::Event& start,
+std::shared_ptr<NcclOperation> NcclCommunicator::Run(std::optional<CommOperation> kind,
+                                                     int64_t number, const kernels::Event& start,
                                                      const std::function<absl::Status()>& enqueue) {
-  auto operation = std::make_shared<NcclOperation>(name, number, ledger_);
+  auto operation = std::make_shared<NcclOperation>(kind, number, ledger_);
   stream_->Wait(start);
   operation->begin = stream_->Record();
   operation->begin_mark = device_->RecordMark(*stream_);
   const absl::Status enqueued = enqueue();
   operation->end_mark = device_->RecordMark(*stream_);
   operation->end = stream_->Record();
-  if (!enqueued.ok()) watch_->Die(InCollective(enqueued, name, number, rank(), size()));
+  if (!enqueued.ok()) watch_->Die(InCollective(enqueued, operation->name, number, rank(), size()));
   watch_->Add(operation);
   return operation;
 }
 
-absl::Status NcclCommunicator::Issue(const char* name, const absl::Status& validity,
+absl::Status NcclCommunicator::Issue(CommOperation operation, const absl::Status& validity,
                                      const std::function<absl::Status()>& enqueue,
                                      kernels::Stream& stream) {
   if (!validity.ok()) watch_->Die(validity);
@@ -114,7 +114,7 @@ absl::Status NcclCommunicator::Issue(const char* name, const absl::Status& valid
     stream.Wait(EventWithStatus(dead));
     return dead;
   }
-  stream.Wait(kernels::Event(Run(name, ++num_issued_, stream.Record(), enqueue)));
+  stream.Wait(kernels::Event(Run(operation, ++num_issued_, stream.Record(), enqueue)));
   return absl::OkStatus();
 }
 
@@ -160,7 +160,7 @@ absl::Status NcclCommunicator::Exchange(const AllToAllVParams& params) {
 
 absl::Status NcclCommunicator::AllToAllV(const AllToAllVParams& params, kernels::Stream& stream) {
   return Issue(
-      "all-to-all", ledger_->traffic.AddAllToAllV(params), [&] { return Exchange(params); },
+      OperationOf(params), ledger_->traffic.AddAllToAllV(params), [&] { return Exchange(params); },
       stream);
 }
 
@@ -190,7 +190,7 @@ absl::Status NcclCommunicator::Gather(const RankGroup& group, const void* send, 
 absl::Status NcclCommunicator::AllGather(const RankGroup& group, const void* send, void* receive,
                                          int64_t bytes, kernels::Stream& stream) {
   return Issue(
-      "all-gather", ledger_->traffic.AddAllGather(group, send, receive, bytes),
+      CommOperation::kAllGather, ledger_->traffic.AddAllGather(group, send, receive, bytes),
       [&] { return Gather(group, send, receive, bytes); }, stream);
 }
 
@@ -249,7 +249,8 @@ absl::Status NcclCommunicator::ReduceScatter(const RankGroup& group, const float
                                              kernels::Stream& stream) {
   const Reduction reduction{group, send, receive, count, static_cast<float*>(scratch)};
   return Issue(
-      "reduce-scatter", ledger_->traffic.AddReduceScatter(group, send, receive, count, scratch),
+      CommOperation::kReduceScatter,
+      ledger_->traffic.AddReduceScatter(group, send, receive, count, scratch),
       [&] { return Reduce(reduction); }, stream);
 }
 
@@ -270,8 +271,8 @@ absl::Status NcclCommunicator::AllReduce(double* values, int64_t count, ReduceOp
                      *stream_);
     return absl::OkStatus();
   };
-  return Issue("all-reduce", ledger_->traffic.AddAllReduce(values, count, scratch), enqueue,
-               stream);
+  return Issue(CommOperation::kAllReduce, ledger_->traffic.AddAllReduce(values, count, scratch),
+               enqueue, stream);
 }
 
 int64_t NcclCommunicator::AllReduceScratchBytes(int64_t count) const {
@@ -281,7 +282,7 @@ int64_t NcclCommunicator::AllReduceScratchBytes(int64_t count) const {
 absl::Status NcclCommunicator::Barrier(kernels::Stream& stream) {
   char* const in = static_cast<char*>(memory_.get());
   return Issue(
-      "barrier", ledger_->traffic.AddBarrier(),
+      CommOperation::kBarrier, ledger_->traffic.AddBarrier(),
       [&] { return Gather(everyone(), in + size() * kBlockBytes, in, 1); }, stream);
 }
 

@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 
 #include "engine/comm/comm_device.h"
 #include "engine/comm/communicator.h"
@@ -64,11 +65,13 @@ class NcclCommunicator final : public Communicator {
 
   explicit NcclCommunicator(Parts parts);
   absl::Status WarmUp(absl::Duration deadline);
-  // What `enqueue` gives to stream_, as one operation that waits for `start`.
-  std::shared_ptr<NcclOperation> Run(const char* name, int64_t number, const kernels::Event& start,
+  // What `enqueue` gives to stream_, as one operation that waits for `start`; the warm-up
+  // has no kind.
+  std::shared_ptr<NcclOperation> Run(std::optional<CommOperation> kind, int64_t number,
+                                     const kernels::Event& start,
                                      const std::function<absl::Status()>& enqueue);
   // Puts what `enqueue` gives to stream_ between the point of `stream` and its later work.
-  absl::Status Issue(const char* name, const absl::Status& validity,
+  absl::Status Issue(CommOperation operation, const absl::Status& validity,
                      const std::function<absl::Status()>& enqueue, kernels::Stream& stream);
   // One group of NCCL's calls, on stream_.
   absl::Status Group(const std::function<NcclResult(NcclApi& api, NcclComm* comm)>& calls);

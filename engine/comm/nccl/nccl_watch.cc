@@ -21,7 +21,9 @@ absl::Status NcclOperation::Synchronize() {
   if (!reached.ok()) ledger_->error.Set(reached);
   // An abort ends what is in flight as if it were complete.
   outcome_ = ledger_->error.Get();
-  if (outcome_.ok()) ledger_->traffic.AddSeconds(end_mark->SecondsSince(*begin_mark));
+  if (outcome_.ok() && operation_) {
+    ledger_->traffic.AddSeconds(*operation_, end_mark->SecondsSince(*begin_mark));
+  }
   resolved_ = true;
   return outcome_;
 }

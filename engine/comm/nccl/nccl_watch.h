@@ -6,6 +6,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -21,8 +22,13 @@ namespace upipe::comm {
 // used.
 class NcclOperation final : public kernels::Event::State {
  public:
-  NcclOperation(const char* name, int64_t number, std::shared_ptr<NcclLedger> ledger)
-      : name(name), number(number), ledger_(std::move(ledger)) {}
+  // Without `operation` it is the warm-up, which is not counted.
+  NcclOperation(std::optional<CommOperation> operation, int64_t number,
+                std::shared_ptr<NcclLedger> ledger)
+      : name(operation ? NameOf(*operation) : "warm-up"),
+        number(number),
+        operation_(operation),
+        ledger_(std::move(ledger)) {}
 
   bool Done() const override { return end.Done(); }
   // The communicator's error when it failed before this was known to have ended well.
@@ -36,6 +42,7 @@ class NcclOperation final : public kernels::Event::State {
   std::unique_ptr<CommDevice::Mark> begin_mark, end_mark;
 
  private:
+  const std::optional<CommOperation> operation_;
   const std::shared_ptr<NcclLedger> ledger_;
   std::mutex mutex_;
   bool resolved_ = false;  // under mutex_, as is the outcome

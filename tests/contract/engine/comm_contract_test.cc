@@ -6,6 +6,7 @@
 #include <future>
 #include <map>
 #include <mutex>
+#include <numeric>
 
 #include "engine/comm/dry/dry_communicator.h"
 #include "kernels/host/host_device.h"
@@ -255,6 +256,11 @@ void IssueOneOfEach(Communicator& comm, kernels::Stream& stream, std::vector<cha
     }
   }
   ASSERT_TRUE(comm.AllToAllV(params, stream).ok());
+  ASSERT_TRUE(comm.AllToAllV({.sends = {{(comm.rank() + 1) % size, take(40), 40}},
+                              .receives = {{(comm.rank() + size - 1) % size, take(40), 40}},
+                              .ring = true},
+                             stream)
+                  .ok());
   ASSERT_TRUE(comm.AllGather(comm.everyone(), take(1000), take(1000 * size), 1000, stream).ok());
   ASSERT_TRUE(comm.ReduceScatter(comm.everyone(), reinterpret_cast<float*>(take(4 * 500 * size)),
                                  reinterpret_cast<float*>(take(4 * 500)), 500,
@@ -270,9 +276,48 @@ void IssueOneOfEach(Communicator& comm, kernels::Stream& stream, std::vector<cha
 std::vector<int64_t> BytesOfOneOfEach(int rank, int size) {
   std::vector<int64_t> bytes(size, 0);
   for (int peer = 0; peer < size; ++peer) {
-    if (peer != rank) bytes[peer] = 100 + 10 * (1 + rank + peer) + 1000 + 4 * 500 + 8 * 3;
+    if (peer == rank) continue;
+    bytes[peer] = 100 + 10 * (1 + rank + peer) + 1000 + 4 * 500 + 8 * 3;
+    if (peer == (rank + 1) % size) bytes[peer] += 40;
   }
   return bytes;
+}
+
+// To all others together.
+std::map<CommOperation, int64_t> BytesByOperation(int rank, int size) {
+  std::map<CommOperation, int64_t> bytes = {
+      {CommOperation::kRing, size > 1 ? 40 : 0},
+      {CommOperation::kAllGather, 1000 * (size - 1)},
+      {CommOperation::kReduceScatter, 4 * 500 * (size - 1)},
+      {CommOperation::kAllReduce, 8 * 3 * (size - 1)},
+      {CommOperation::kBarrier, 0},
+  };
+  for (int peer = 0; peer < size; ++peer) {
+    if (peer != rank) bytes[CommOperation::kAllToAll] += 100 + 10 * (1 + rank + peer);
+  }
+  return bytes;
+}
+
+TEST_P(CommContract, CountsByOperationAsTheDryOneDoes) {
+  Ranks ranks = Make();
+  OnEveryRank(ranks, [](Communicator& comm, kernels::Stream& stream) {
+    std::vector<char> memory;
+    IssueOneOfEach(comm, stream, memory);
+    const CommStats stats = comm.stats();
+    DryCommunicator dry(comm.rank(), comm.size());
+    IssueOneOfEach(dry, stream, memory);
+    for (const auto& [operation, bytes] : BytesByOperation(comm.rank(), comm.size())) {
+      EXPECT_EQ(bytes, stats.Of(operation).bytes_sent) << NameOf(operation);
+      EXPECT_EQ(1, stats.Of(operation).calls) << NameOf(operation);
+      EXPECT_GT(stats.Of(operation).seconds, 0) << NameOf(operation);
+      EXPECT_EQ(bytes, dry.stats().Of(operation).bytes_sent) << NameOf(operation);
+      EXPECT_EQ(1, dry.stats().Of(operation).calls) << NameOf(operation);
+    }
+    EXPECT_EQ(std::accumulate(stats.bytes_sent_to_peer.begin(), stats.bytes_sent_to_peer.end(),
+                              int64_t{0}),
+              std::accumulate(stats.by_operation.begin(), stats.by_operation.end(), int64_t{0},
+                              [](int64_t sum, const auto& use) { return sum + use.bytes_sent; }));
+  });
 }
 
 TEST_P(CommContract, CountsBytesPerPeerAsTheDryOneDoes) {
@@ -281,13 +326,13 @@ TEST_P(CommContract, CountsBytesPerPeerAsTheDryOneDoes) {
     std::vector<char> memory;
     IssueOneOfEach(comm, stream, memory);
     EXPECT_EQ(BytesOfOneOfEach(comm.rank(), comm.size()), comm.stats().bytes_sent_to_peer);
-    EXPECT_EQ(5, comm.stats().num_collectives);
-    EXPECT_GT(comm.stats().seconds, 0);
+    EXPECT_EQ(6, comm.stats().num_collectives());
+    EXPECT_GT(comm.stats().seconds(), 0);
 
     DryCommunicator dry(comm.rank(), comm.size());
     IssueOneOfEach(dry, stream, memory);
     EXPECT_EQ(dry.stats().bytes_sent_to_peer, comm.stats().bytes_sent_to_peer);
-    EXPECT_EQ(dry.stats().num_collectives, comm.stats().num_collectives);
+    EXPECT_EQ(dry.stats().num_collectives(), comm.stats().num_collectives());
     for (const int64_t count : {1, 1000, 1 << 22}) {
       EXPECT_EQ(dry.ReduceScatterScratchBytes(dry.size(), count),
                 comm.ReduceScatterScratchBytes(comm.size(), count));
@@ -313,7 +358,7 @@ TEST_P(CommContract, ObserverSeesEveryCollectiveInOrder) {
   });
   ranks.Destroy();
   for (int rank = 0; rank < size(); ++rank) {
-    EXPECT_EQ((std::vector<int64_t>{1, -1, 2, -2, 3, -3, 4, -4, 5, -5}), seen[rank])
+    EXPECT_EQ((std::vector<int64_t>{1, -1, 2, -2, 3, -3, 4, -4, 5, -5, 6, -6}), seen[rank])
         << "rank " << rank;
   }
 }

@@ -241,7 +241,7 @@ TEST(NcclOnCudaStreams, StreamsOfTheDeviceCarryTheOutcome) {
     EXPECT_EQ(10, all[rank][0]);
     EXPECT_EQ(11, all[rank][kBytes]);
   }
-  EXPECT_GT(group.ranks[0]->stats().seconds, 0);
+  EXPECT_GT(group.ranks[0]->stats().seconds(), 0);
 
   const kernels::Event before = streams[0]->Record();
   ASSERT_TRUE(gather(0).ok());

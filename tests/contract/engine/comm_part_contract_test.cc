@@ -211,7 +211,7 @@ TEST_P(CommPart, OnlyTheGroupsPeersAreCounted) {
     }
     EXPECT_EQ(expected, comm.stats().bytes_sent_to_peer);
     EXPECT_EQ(expected, dry.stats().bytes_sent_to_peer);
-    EXPECT_EQ(dry.stats().num_collectives, comm.stats().num_collectives);
+    EXPECT_EQ(dry.stats().num_collectives(), comm.stats().num_collectives());
   });
 }
 
