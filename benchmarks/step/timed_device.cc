@@ -107,6 +107,7 @@ class TimedStream final : public Stream {
   }
   kernels::Event Record() override { return stream_->Record(); }
   void Wait(const kernels::Event& event) override { stream_->Wait(event); }
+  void Stamp(kernels::TimeStamp* stamp) override { stream_->Stamp(stamp); }
 
  private:
   const std::unique_ptr<Stream> stream_;

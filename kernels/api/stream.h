@@ -2,6 +2,9 @@
 // order; streams run concurrently; Wait(event) orders one stream after a point of another.
 #pragma once
 
+#include <atomic>
+#include <chrono>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -59,9 +62,16 @@ class Event {
   std::shared_ptr<State> state_;
 };
 
-// Owned by whoever called Device::CreateStream. Submit, Record and Wait are called by one host
-// thread at a time, return at once (Submit and Wait may block while thousands of tasks are pending)
-// and never fail; failures of tasks surface on events.
+// When a stream passed a point: nanoseconds of std::chrono::steady_clock, 0 before it has.
+using TimeStamp = std::atomic<int64_t>;
+
+inline int64_t SteadyNanos() {
+  return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// Owned by whoever called Device::CreateStream. Submit, Record, Wait and Stamp are called by one
+// host thread at a time, return at once (all but Record may block while thousands of tasks are
+// pending) and never fail; failures of tasks surface on events.
 class Stream {
  public:
   virtual ~Stream() = default;  // drains what was submitted
@@ -69,6 +79,16 @@ class Stream {
   virtual void Submit(Task task) = 0;
   virtual Event Record() = 0;
   virtual void Wait(const Event& event) = 0;
+  // Sets *stamp when the stream gets here, at the latest when a Synchronize of a later event
+  // returns; never on a dry device, and perhaps never where the stream was in error by then. The
+  // stamp lives until then, or as long as the stream. A device with a clock of its own tells that
+  // clock's time, set by the host's.
+  virtual void Stamp(TimeStamp* stamp) {
+    Submit([stamp](ExecContext&) {
+      stamp->store(SteadyNanos(), std::memory_order_release);
+      return absl::OkStatus();
+    });
+  }
   // Blocks until everything submitted so far has run; the stream's first error, if any.
   absl::Status Synchronize() { return Record().Synchronize(); }
 };

@@ -88,6 +88,7 @@ CudaDevice::CudaDevice(const Options& options, const CudaDeviceFacts& facts,
       shared_(std::make_shared<const CudaStreamShared>(
           CudaStreamShared{.runtime = runtime_,
                            .events = std::make_shared<CudaEventPool>(runtime_),
+                           .clock = std::make_shared<CudaClock>(runtime_),
                            .parallel = std::make_shared<HostParallelFor>(1, std::vector<int>()),
                            .device = absl::StrCat("GPU ", facts.ordinal, " (", facts.name, ")"),
                            .moment = [this] { return allocator_.moment(); }})) {}

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <deque>
+#include <optional>
 #include <unordered_map>
 #include <utility>
 
@@ -65,9 +66,18 @@ struct CudaStream::Progress : std::enable_shared_from_this<Progress> {
     Task task;
   };
 
+  struct PendingStamp {
+    CudaClock::Point point;
+    TimeStamp* stamp = nullptr;
+  };
+
   std::shared_ptr<const CudaStreamShared> shared;
   std::string name;
   std::shared_ptr<Mapped> mapped;  // freed when the last event is gone
+
+  // Apart from the mutex of tasks: CUDA is called under it.
+  std::mutex stamps_mutex;
+  std::deque<PendingStamp> stamps;  // not yet told, in the order of the stream
 
   std::mutex mutex;  // of all that follows
   uint64_t number = 0;
@@ -91,6 +101,8 @@ struct CudaStream::Progress : std::enable_shared_from_this<Progress> {
   // What the host learns when entry `point` is known to have run, or the device to have failed.
   absl::Status Reached(uint64_t point, const absl::Status& status,
                        Outcomes outcomes = Outcomes::kAsk);
+  // Sets the stamps that the device has passed.
+  void TellStamps();
   // The error of a device that failed, in words that say where.
   absl::Status Explain(const absl::Status& fault) const;
   static void RunTask(void* progress);
@@ -133,6 +145,18 @@ absl::Status CudaStream::Progress::ErrorAt(uint64_t point, Outcomes outcomes) {
   return absl::OkStatus();
 }
 
+void CudaStream::Progress::TellStamps() {
+  std::lock_guard lock(stamps_mutex);
+  while (!stamps.empty()) {
+    const absl::StatusOr<std::optional<int64_t>> nanos =
+        shared->clock->NanosOf(stamps.front().point);
+    if (nanos.ok() && !nanos->has_value()) return;
+    // A stream in error tells no time.
+    if (nanos.ok()) stamps.front().stamp->store(**nanos, std::memory_order_release);
+    stamps.pop_front();
+  }
+}
+
 absl::Status CudaStream::Progress::Explain(const absl::Status& fault) const {
   if (issued.empty()) {
     return absl::Status(fault.code(), absl::StrCat(fault.message(), " on stream ", name, " of ",
@@ -157,6 +181,7 @@ void CudaStream::Progress::TakeOutcome(uint64_t at, const absl::Status& status) 
 
 absl::Status CudaStream::Progress::Reached(uint64_t point, const absl::Status& status,
                                            Outcomes outcomes) {
+  if (outcomes == Outcomes::kAsk) TellStamps();
   {
     std::lock_guard lock(mutex);
     if (!status.ok()) {
@@ -261,6 +286,10 @@ CudaStream::~CudaStream() {
     progress_->Reached(last, drained).IgnoreError();
     shared_->runtime->DestroyStream(handle_);
   }
+  {
+    std::lock_guard lock(progress_->stamps_mutex);
+    progress_->stamps.clear();  // of a device that failed
+  }
   std::lock_guard lock(progress_->mutex);
   progress_->tasks.clear();  // of a device that failed
   progress_->dependencies.clear();
@@ -358,6 +387,16 @@ void CudaStream::Wait(const Event& event) {
   last_is_current_ = false;
   if (point->event() == nullptr) return;
   progress_->TakeOutcome(number, shared_->runtime->WaitEvent(handle_, point->event()));
+}
+
+void CudaStream::Stamp(TimeStamp* stamp) {
+  Issue("a look at the clock", [&](CudaStreamHandle handle) -> absl::Status {
+    UPIPE_ASSIGN_OR_RETURN(CudaClock::Point point, shared_->clock->Record(handle));
+    std::lock_guard lock(progress_->stamps_mutex);
+    progress_->stamps.push_back({std::move(point), stamp});
+    return absl::OkStatus();
+  });
+  progress_->TellStamps();
 }
 
 void CudaStream::WaitForOther(const Event& event) {

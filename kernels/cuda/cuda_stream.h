@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kernels/api/stream.h"
+#include "kernels/cuda/cuda_clock.h"
 #include "kernels/cuda/runtime_calls.h"
 #include "kernels/host/host_stream.h"
 
@@ -34,6 +35,7 @@ class CudaEventPool {
 struct CudaStreamShared {
   std::shared_ptr<CudaRuntime> runtime;
   std::shared_ptr<CudaEventPool> events;
+  std::shared_ptr<CudaClock> clock;
   std::shared_ptr<ParallelFor> parallel;  // what tasks get in their ExecContext
   std::string device;                     // for messages: "GPU 0 (NVIDIA H200)"
   std::function<std::string()> moment;    // where the step is; asked while a stream issues
@@ -59,6 +61,9 @@ class CudaStream final : public Stream {
   // the device holds the stream meanwhile. What follows is issued whatever comes of the event; its
   // error is then the stream's.
   void Wait(const Event& event) override;
+  // By a timed event: the host is not asked. Told when somebody synchronises with a later point, or
+  // stamps it.
+  void Stamp(TimeStamp* stamp) override;
 
   // Calls issue(handle), which puts work on the stream; its error, or one that the work meets
   // later, is the stream's. `what` names the work in messages: a string that is never freed. Not

@@ -123,6 +123,12 @@ class Cudart final : public CudaRuntime {
         cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventBlockingSync));
     return event;
   }
+  absl::StatusOr<CudaEventHandle> CreateTimedEvent() override {
+    UPIPE_RETURN_IF_ERROR(Here());
+    cudaEvent_t event = nullptr;
+    UPIPE_RETURN_IF_CUDA(cudaEventCreate(&event));
+    return event;
+  }
   void DestroyEvent(CudaEventHandle event) override {
     Here().IgnoreError();
     cudaEventDestroy(event);
@@ -141,6 +147,13 @@ class Cudart final : public CudaRuntime {
   absl::Status SynchronizeEvent(CudaEventHandle event) override {
     UPIPE_RETURN_IF_ERROR(Here());
     return CudaStatus(cudaEventSynchronize(event), "cudaEventSynchronize");
+  }
+
+  absl::StatusOr<int64_t> NanosBetween(CudaEventHandle begin, CudaEventHandle end) override {
+    UPIPE_RETURN_IF_ERROR(Here());
+    float milliseconds = 0;
+    UPIPE_RETURN_IF_CUDA(cudaEventElapsedTime(&milliseconds, begin, end));
+    return static_cast<int64_t>(static_cast<double>(milliseconds) * 1e6);
   }
 
   absl::Status WaitEvent(CudaStreamHandle stream, CudaEventHandle event) override {

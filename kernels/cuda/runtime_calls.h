@@ -50,10 +50,14 @@ class CudaRuntime {
   virtual void DestroyStream(CudaStreamHandle stream) = 0;
   virtual absl::Status SynchronizeStream(CudaStreamHandle stream) = 0;
   virtual absl::StatusOr<CudaEventHandle> CreateEvent() = 0;
+  // One that knows when it was passed.
+  virtual absl::StatusOr<CudaEventHandle> CreateTimedEvent() = 0;
   virtual void DestroyEvent(CudaEventHandle event) = 0;
   virtual absl::Status RecordEvent(CudaEventHandle event, CudaStreamHandle stream) = 0;
   virtual absl::StatusOr<bool> EventDone(CudaEventHandle event) = 0;
   virtual absl::Status SynchronizeEvent(CudaEventHandle event) = 0;
+  // Of two timed events that were passed; negative when `end` was first.
+  virtual absl::StatusOr<int64_t> NanosBetween(CudaEventHandle begin, CudaEventHandle end) = 0;
 
   // Stream-ordered.
   virtual absl::Status WaitEvent(CudaStreamHandle stream, CudaEventHandle event) = 0;

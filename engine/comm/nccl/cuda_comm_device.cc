@@ -66,6 +66,7 @@ class CudaCommDevice final : public CommDevice {
     shared_ = std::make_shared<CudaStreamShared>(CudaStreamShared{
         .runtime = runtime_,
         .events = std::make_shared<kernels::CudaEventPool>(runtime_),
+        .clock = std::make_shared<kernels::CudaClock>(runtime_),
         .parallel = std::make_shared<kernels::HostParallelFor>(1, std::vector<int>()),
         .device = std::move(name),
         .moment = [] { return std::string("a collective"); }});

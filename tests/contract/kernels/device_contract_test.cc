@@ -148,6 +148,35 @@ TEST_P(DeviceContract, AnEventIsNotDoneBeforeItsPoint) {
   EXPECT_TRUE(event.Done());
 }
 
+TEST_P(DeviceContract, StampsTellWhenTheStreamGotThere) {
+  const int64_t start = SteadyNanos();
+  std::promise<void> go;
+  int64_t begin = 0, end = 0;
+  TimeStamp before(0), after(0);
+  const auto stream = device_->CreateStream("stamped");
+  stream->Stamp(&before);
+  stream->Submit([&](ExecContext&) {
+    begin = SteadyNanos();
+    go.get_future().wait();
+    end = SteadyNanos();
+    return absl::OkStatus();
+  });
+  stream->Stamp(&after);
+  EXPECT_EQ(after.load(), 0);
+  go.set_value();
+  ASSERT_TRUE(stream->Synchronize().ok());
+  if (!executes()) {
+    EXPECT_EQ(before.load(), 0);
+    EXPECT_EQ(after.load(), 0);
+    return;
+  }
+  EXPECT_GE(after - before, end - begin);
+  // A device's own clock is set by the host's, with an error far below this.
+  constexpr int64_t kSecond = 1'000'000'000;
+  EXPECT_GT(before.load(), start - kSecond);
+  EXPECT_LT(after.load(), SteadyNanos() + kSecond);
+}
+
 TEST_P(DeviceContract, WaitOrdersOneStreamAfterAPointOfAnother) {
   if (!executes()) GTEST_SKIP() << "dry streams execute nothing";
   int value = 0, seen = -1;

@@ -16,8 +16,12 @@ namespace upipe::kernels::testing {
 namespace {
 
 struct FakeEvent {
+  explicit FakeEvent(bool is_timed) : timed(is_timed) {}
+  const bool timed;
   std::mutex mutex;
   Event point;
+  // Where `point` was passed; kept until the stream has written it.
+  std::shared_ptr<TimeStamp> passed;
 };
 
 // Whose host function this thread runs.
@@ -151,7 +155,13 @@ absl::StatusOr<CudaEventHandle> FakeCudaRuntime::CreateEvent() {
   UPIPE_RETURN_IF_ERROR(Status());
   ++live_;
   ++events_made_;
-  return reinterpret_cast<CudaEventHandle>(new FakeEvent());
+  return reinterpret_cast<CudaEventHandle>(new FakeEvent(/*is_timed=*/false));
+}
+
+absl::StatusOr<CudaEventHandle> FakeCudaRuntime::CreateTimedEvent() {
+  UPIPE_RETURN_IF_ERROR(Status());
+  ++live_;
+  return reinterpret_cast<CudaEventHandle>(new FakeEvent(/*is_timed=*/true));
 }
 
 void FakeCudaRuntime::DestroyEvent(CudaEventHandle event) {
@@ -163,6 +173,13 @@ absl::Status FakeCudaRuntime::RecordEvent(CudaEventHandle handle, CudaStreamHand
   UPIPE_RETURN_IF_ERROR(Status());
   auto* event = reinterpret_cast<FakeEvent*>(handle);
   std::lock_guard lock(event->mutex);
+  if (event->timed) {
+    event->passed = std::make_shared<TimeStamp>(0);
+    Of(stream).Submit([passed = event->passed](ExecContext&) {
+      passed->store(SteadyNanos());
+      return absl::OkStatus();
+    });
+  }
   event->point = Of(stream).Record();
   return absl::OkStatus();
 }
@@ -176,6 +193,19 @@ absl::Status FakeCudaRuntime::SynchronizeEvent(CudaEventHandle event) {
   UPIPE_RETURN_IF_ERROR(Status());
   UPIPE_CHECK_OK(PointOf(event).Synchronize());
   return Status();
+}
+
+absl::StatusOr<int64_t> FakeCudaRuntime::NanosBetween(CudaEventHandle begin, CudaEventHandle end) {
+  UPIPE_RETURN_IF_ERROR(Status());
+  const auto passed = [](CudaEventHandle handle) {
+    auto* event = reinterpret_cast<FakeEvent*>(handle);
+    std::lock_guard lock(event->mutex);
+    UPIPE_CHECK(event->timed) << "an event without a time is asked for it";
+    return event->passed == nullptr ? 0 : event->passed->load();
+  };
+  const int64_t from = passed(begin), to = passed(end);
+  if (from == 0 || to == 0) return absl::InternalError("the event was not passed");
+  return to - from;
 }
 
 absl::Status FakeCudaRuntime::WaitEvent(CudaStreamHandle stream, CudaEventHandle event) {

@@ -46,10 +46,12 @@ class FakeCudaRuntime final : public CudaRuntime {
   void DestroyStream(CudaStreamHandle stream) override;
   absl::Status SynchronizeStream(CudaStreamHandle stream) override;
   absl::StatusOr<CudaEventHandle> CreateEvent() override;
+  absl::StatusOr<CudaEventHandle> CreateTimedEvent() override;
   void DestroyEvent(CudaEventHandle event) override;
   absl::Status RecordEvent(CudaEventHandle event, CudaStreamHandle stream) override;
   absl::StatusOr<bool> EventDone(CudaEventHandle event) override;
   absl::Status SynchronizeEvent(CudaEventHandle event) override;
+  absl::StatusOr<int64_t> NanosBetween(CudaEventHandle begin, CudaEventHandle end) override;
   absl::Status WaitEvent(CudaStreamHandle stream, CudaEventHandle event) override;
   absl::Status WaitWord(CudaStreamHandle stream, uint32_t* word, uint32_t value) override;
   absl::Status CopyRows(const RowsCopy& copy, CudaStreamHandle stream) override;

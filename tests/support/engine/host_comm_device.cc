@@ -36,6 +36,7 @@ std::shared_ptr<const kernels::CudaStreamShared> SharedOf(
   return std::make_shared<kernels::CudaStreamShared>(
       kernels::CudaStreamShared{.runtime = runtime,
                                 .events = std::make_shared<kernels::CudaEventPool>(runtime),
+                                .clock = std::make_shared<kernels::CudaClock>(runtime),
                                 .parallel = std::make_shared<SingleThread>(),
                                 .device = "GPU 0",
                                 .moment = [] { return std::string("a test"); }});
