@@ -254,6 +254,9 @@ absl::StatusOr<v1::RunPlan> MakeRunPlan(const v1::JobSpec& spec, const PlanLimit
   if (!Fits(pricing.Of(plan), pricing.room())) return Refusal(plan, pricing, limits.advise);
   UPIPE_RETURN_IF_ERROR(CheckWhole(pricing, plan));
   plan.set_device(pricing.device().name());
+  if (model::StorageTypeOf(full.train()) == kernels::DType::kBFloat16) {
+    plan.set_peak_flops(pricing.device().peak_flops().value());
+  }
   *plan.mutable_budget() = pricing.budget();
   plan.set_attention_kernel(absl::StrCat(full.parallel().backend(), " ",
                                          pricing.device().attention_kernel(), " ",
