@@ -27,6 +27,7 @@
 #include "engine/checkpoint/job_folder.h"
 #include "engine/checkpoint/writer.h"
 #include "engine/comm/comm_factory.h"
+#include "engine/parallel/mesh.h"
 #include "engine/parallel/plan_hash.h"
 #include "engine/train/check_workspaces.h"
 #include "engine/train/checkpointing.h"
@@ -165,8 +166,11 @@ absl::StatusOr<CpuClaim> Place(const v1::Assignment& assignment, bool wanted) {
   return claim;
 }
 
-comm::CommOptions OptionsFor(const v1::RunPlan& plan, PositionPage& page) {
+comm::CommOptions OptionsFor(const v1::RunPlan& plan, int rank, PositionPage& page) {
   comm::CommOptions options;
+  const parallel::Mesh mesh = parallel::Mesh::From(plan.spec().parallel());
+  // Every unit's weights are gathered in it, twice a step.
+  if (mesh.dp_ranks > 1 && mesh.shard_ranks() > 1) options.parts = {mesh.ShardGroup(rank)};
   options.deadline = train::CollectiveDeadline(plan);
   options.observer.entered = [&page](int64_t number) {
     page.collective.store(number, std::memory_order_relaxed);
@@ -295,7 +299,7 @@ class Trainer {
     UPIPE_ASSIGN_OR_RETURN(const v1::Peers peers, orders_.AwaitPeers());
     if (folder_) UPIPE_RETURN_IF_ERROR(folder_->AwaitOwner(owner_, kOwnerPatience));
     absl::StatusOr<std::unique_ptr<comm::Communicator>> comm =
-        rendezvous->Connect(GroupOf(assignment, peers), OptionsFor(plan, page_));
+        rendezvous->Connect(GroupOf(assignment, peers), OptionsFor(plan, rank, page_));
     if (!comm.ok()) {
       peer_failure_ = IsPeerFailure(comm.status());
       return comm.status();

@@ -133,6 +133,9 @@ struct CommOptions {
   absl::Duration deadline =
       absl::Minutes(2);  // of one operation, from its start; then the communicator is dead
   CollectiveObserver observer;
+  // This rank's group of each way in which the ranks are cut into groups that will gather; every
+  // rank names as many. A transport may get ready for them; others gather all the same.
+  std::vector<RankGroup> parts;
 };
 
 // Compares `value` (a schedule or plan hash) over all ranks and blocks until known.

@@ -35,6 +35,8 @@ struct NcclConfig {
   // Blocks of threads that move data: no fewer and no more, so that the same plan moves it the same
   // way everywhere.
   int channels = 16;
+  // Parts may be split off, which then share its memory: they take turns on one stream.
+  bool shares = false;
 };
 
 // Sizes are bytes. Every communicator is non-blocking: a call may return kInProgress, and nothing
@@ -47,6 +49,11 @@ class NcclApi {
   virtual int Version() = 0;
   virtual NcclResult GetUniqueId(std::string* id) = 0;
   virtual NcclResult CommInit(const NcclConfig& config, NcclComm** comm) = 0;
+  // Of a communicator that shares: the ranks that name the same `colour`, in their order, of which
+  // config.size come and this one is config.rank; unique_id means nothing. Called by all ranks.
+  // `part` is there once `whole` is no longer in progress.
+  virtual NcclResult CommSplit(NcclComm* whole, int colour, const NcclConfig& config,
+                               NcclComm** part) = 0;
   virtual NcclResult AsyncError(NcclComm* comm, NcclResult* error) = 0;
   // What NCCL has to say about its last error.
   virtual std::string LastError(NcclComm* comm) = 0;

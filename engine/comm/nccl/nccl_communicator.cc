@@ -72,7 +72,8 @@ NcclCommunicator::~NcclCommunicator() {
   link_->Close(After(close_deadline_));
 }
 
-// A pair's first message makes NCCL connect it, and its first all-gather the rings.
+// A pair's first message makes NCCL connect it, and the first all-gather of a communicator its
+// rings.
 absl::Status NcclCommunicator::WarmUp(absl::Duration deadline) {
   UPIPE_ASSIGN_OR_RETURN(memory_, device_->Allocate((size() + 1) * kBlockBytes));
   char* const in = static_cast<char*>(memory_.get());
@@ -85,8 +86,12 @@ absl::Status NcclCommunicator::WarmUp(absl::Duration deadline) {
   watch_ = std::make_unique<NcclWatch>(*link_, ledger_, CommOptions{.deadline = deadline});
   return Run(std::nullopt, 0, kernels::Event(),
              [&] {
-               const absl::Status exchanged = Exchange(each);
-               return exchanged.ok() ? Gather(everyone(), out, in, kBlockBytes) : exchanged;
+               absl::Status done = Exchange(each);
+               if (done.ok()) done = Gather(everyone(), out, in, kBlockBytes);
+               for (const RankGroup& part : options_.parts) {
+                 if (done.ok()) done = Gather(part, out, in, kBlockBytes);
+               }
+               return done;
              })
       ->Synchronize();
 }
@@ -118,8 +123,7 @@ absl::Status NcclCommunicator::Issue(CommOperation operation, const absl::Status
   return absl::OkStatus();
 }
 
-absl::Status NcclCommunicator::Group(
-    const std::function<NcclResult(NcclApi& api, NcclComm* comm)>& calls) {
+absl::Status NcclCommunicator::Group(const NcclLink::Calls& calls) {
   return link_->Group(calls, After(options_.deadline));
 }
 
@@ -169,10 +173,14 @@ absl::Status NcclCommunicator::Gather(const RankGroup& group, const void* send, 
   if (bytes == 0) return absl::OkStatus();
   const int group_size = static_cast<int>(group.size());
   auto* const out = static_cast<char*>(receive);
-  if (group_size == size() && size() > 1) {
-    return Group([&](NcclApi& api, NcclComm* comm) {
-      return api.AllGather(send, receive, bytes, comm, *stream_);
-    });
+  const auto gather = [&](NcclApi& api, NcclComm* comm) {
+    return api.AllGather(send, receive, bytes, comm, *stream_);
+  };
+  if (group_size == size() && size() > 1) return Group(gather);
+  const auto part = std::find(options_.parts.begin(), options_.parts.end(), group);
+  if (part != options_.parts.end() && group_size > 1) {
+    return link_->GroupIn(static_cast<size_t>(part - options_.parts.begin()), gather,
+                          After(options_.deadline));
   }
   CopyHere(out + IndexIn(group, rank()) * bytes, send, bytes);
   if (group_size == 1) return absl::OkStatus();

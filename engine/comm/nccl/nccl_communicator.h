@@ -1,7 +1,7 @@
 // Collectives over NCCL. They run on one stream of the communicator's own, in the order of issue;
-// NCCL only moves bytes, and sums are made here, in ascending rank order. A part of the ranks talks
-// by grouped sends and receives within the one communicator of all: one memory to count, one order,
-// one abort.
+// NCCL only moves bytes, and sums are made here, in ascending rank order. Parts of the ranks that
+// gather weights are split off, sharing the memory of the whole; any others talk by grouped sends
+// and receives within the one communicator of all. One order, one abort.
 #pragma once
 
 #include <functional>
@@ -74,7 +74,7 @@ class NcclCommunicator final : public Communicator {
   absl::Status Issue(CommOperation operation, const absl::Status& validity,
                      const std::function<absl::Status()>& enqueue, kernels::Stream& stream);
   // One group of NCCL's calls, on stream_.
-  absl::Status Group(const std::function<NcclResult(NcclApi& api, NcclComm* comm)>& calls);
+  absl::Status Group(const NcclLink::Calls& calls);
   absl::Status Exchange(const AllToAllVParams& params);
   absl::Status Gather(const RankGroup& group, const void* send, void* receive, int64_t bytes);
   absl::Status Reduce(const Reduction& reduction);

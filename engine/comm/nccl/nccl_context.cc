@@ -111,7 +111,7 @@ class BoundContext final : public NcclContext {
         NcclLink::Connect(
             api_,
             {.size = size, .rank = rank, .unique_id = unique_id, .channels = options_.channels},
-            ledger, After(options_.connect_deadline)));
+            options.parts, ledger, After(options_.connect_deadline)));
     UPIPE_ASSIGN_OR_RETURN(std::unique_ptr<NcclCommunicator> comm,
                            NcclCommunicator::Create({.device = device_,
                                                      .link = std::move(link),

@@ -20,6 +20,15 @@ static_assert(kNcclIdBytes == NCCL_UNIQUE_ID_BYTES);
 NcclResult Result(ncclResult_t result) { return static_cast<NcclResult>(result); }
 ncclComm_t Handle(NcclComm* comm) { return reinterpret_cast<ncclComm_t>(comm); }
 
+ncclConfig_t Pinned(const NcclConfig& config) {
+  ncclConfig_t pinned = NCCL_CONFIG_INITIALIZER;
+  pinned.blocking = 0;
+  pinned.minCTAs = config.channels;
+  pinned.maxCTAs = config.channels;
+  pinned.splitShare = config.shares ? 1 : 0;
+  return pinned;
+}
+
 // What NCCL says is told by the caller; the stream only has to know that it got work.
 NcclResult On(kernels::Stream& stream, const char* what,
               const std::function<ncclResult_t(cudaStream_t)>& call) {
@@ -48,15 +57,19 @@ class LibraryNccl final : public NcclApi {
     UPIPE_CHECK(config.unique_id.size() == NCCL_UNIQUE_ID_BYTES) << config.unique_id.size();
     ncclUniqueId unique;
     std::memcpy(unique.internal, config.unique_id.data(), NCCL_UNIQUE_ID_BYTES);
-    ncclConfig_t pinned = NCCL_CONFIG_INITIALIZER;
-    pinned.blocking = 0;
-    pinned.minCTAs = config.channels;
-    pinned.maxCTAs = config.channels;
+    ncclConfig_t pinned = Pinned(config);
     ncclComm_t made = nullptr;
     const ncclResult_t result =
         ncclCommInitRankConfig(&made, config.size, unique, config.rank, &pinned);
     *comm = reinterpret_cast<NcclComm*>(made);
     return Result(result);
+  }
+  // Lower ranks come first in their part. NCCL fills `part` when it is done with `whole`.
+  NcclResult CommSplit(NcclComm* whole, int colour, const NcclConfig& config,
+                       NcclComm** part) override {
+    ncclConfig_t pinned = Pinned(config);
+    return Result(ncclCommSplit(Handle(whole), colour, config.rank,
+                                reinterpret_cast<ncclComm_t*>(part), &pinned));
   }
   NcclResult AsyncError(NcclComm* comm, NcclResult* error) override {
     ncclResult_t found = ncclSuccess;

@@ -53,32 +53,53 @@ const char* NameOf(NcclResult result) {
 
 absl::StatusOr<std::unique_ptr<NcclLink>> NcclLink::Connect(std::shared_ptr<NcclApi> api,
                                                             const NcclConfig& config,
+                                                            const std::vector<RankGroup>& parts,
                                                             std::shared_ptr<NcclLedger> ledger,
                                                             SteadyTime deadline) {
   std::unique_ptr<NcclLink> link(new NcclLink(std::move(api), std::move(ledger)));
-  const NcclResult result = link->api_->CommInit(config, &link->comm_);
-  absl::Status status = link->StatusOf(result, "ncclCommInitRankConfig");
-  if (status.ok()) status = link->Settle(deadline);
+  const absl::Status status = link->Connect(config, parts, deadline);
   if (status.ok()) return link;
   link->ledger_->error.Set(status);
   return status;
 }
 
+absl::Status NcclLink::Connect(const NcclConfig& config, const std::vector<RankGroup>& parts,
+                               SteadyTime deadline) {
+  comms_.resize(1 + parts.size(), nullptr);
+  NcclConfig whole = config;
+  whole.shares = !parts.empty();
+  NcclResult result = api_->CommInit(whole, &comms_[0]);
+  UPIPE_RETURN_IF_ERROR(StatusOf(result, "ncclCommInitRankConfig", comms_[0]));
+  UPIPE_RETURN_IF_ERROR(Settle(comms_[0], deadline));
+  for (size_t i = 0; i < parts.size(); ++i) {
+    NcclConfig part = whole;
+    part.size = static_cast<int>(parts[i].size());
+    part.rank = IndexIn(parts[i], config.rank);
+    NcclComm*& comm = comms_[i + 1];
+    result = api_->CommSplit(comms_[0], parts[i].front(), part, &comm);
+    UPIPE_RETURN_IF_ERROR(StatusOf(result, "ncclCommSplit", comms_[0]));
+    UPIPE_RETURN_IF_ERROR(Settle(comms_[0], deadline));
+    UPIPE_RETURN_IF_ERROR(Settle(comm, deadline));
+  }
+  return absl::OkStatus();
+}
+
 NcclLink::~NcclLink() { Abort(); }
 
-absl::Status NcclLink::StatusOf(NcclResult result, const char* call) {
+absl::Status NcclLink::StatusOf(NcclResult result, const char* call, NcclComm* comm) {
   if (result == NcclResult::kSuccess || result == NcclResult::kInProgress) return absl::OkStatus();
-  std::string detail = api_->LastError(comm_);
+  std::string detail = api_->LastError(comm);
   if (!detail.empty()) detail = absl::StrCat(": ", detail);
   return absl::Status(CodeOf(result), absl::StrCat(call, " of NCCL says ", NameOf(result), detail));
 }
 
-absl::Status NcclLink::Settle(SteadyTime deadline) {
+absl::Status NcclLink::Settle(NcclComm* comm, SteadyTime deadline) {
   for (int look = 0;; ++look) {
     UPIPE_RETURN_IF_ERROR(ledger_->error.Get());
     NcclResult state = NcclResult::kSuccess;
-    UPIPE_RETURN_IF_ERROR(StatusOf(api_->AsyncError(comm_, &state), "ncclCommGetAsyncError"));
-    if (state != NcclResult::kInProgress) return StatusOf(state, "ncclCommGetAsyncError");
+    const NcclResult asked = api_->AsyncError(comm, &state);
+    UPIPE_RETURN_IF_ERROR(StatusOf(asked, "ncclCommGetAsyncError", comm));
+    if (state != NcclResult::kInProgress) return StatusOf(state, "ncclCommGetAsyncError", comm);
     if (steady_clock::now() > deadline) {
       return absl::DeadlineExceededError(
           "NCCL was still waiting for other ranks at the deadline; did all of them start?");
@@ -91,25 +112,29 @@ absl::Status NcclLink::Settle(SteadyTime deadline) {
   }
 }
 
-absl::Status NcclLink::Group(const std::function<NcclResult(NcclApi& api, NcclComm* comm)>& calls,
-                             SteadyTime deadline) {
+absl::Status NcclLink::GroupOf(size_t index, const Calls& calls, SteadyTime deadline) {
   std::lock_guard lock(calls_);
   UPIPE_RETURN_IF_ERROR(ledger_->error.Get());
-  UPIPE_RETURN_IF_ERROR(StatusOf(api_->GroupStart(), "ncclGroupStart"));
-  const absl::Status called = StatusOf(calls(*api_, comm_), "a call");
+  NcclComm* const comm = comms_.at(index);
+  UPIPE_RETURN_IF_ERROR(StatusOf(api_->GroupStart(), "ncclGroupStart", comm));
+  const absl::Status called = StatusOf(calls(*api_, comm), "a call", comm);
   // Also after a call that failed, or the group stays open.
-  const absl::Status ended = StatusOf(api_->GroupEnd(), "ncclGroupEnd");
+  const absl::Status ended = StatusOf(api_->GroupEnd(), "ncclGroupEnd", comm);
   UPIPE_RETURN_IF_ERROR(called);
   UPIPE_RETURN_IF_ERROR(ended);
-  return Settle(deadline);
+  return Settle(comm, deadline);
 }
 
 absl::Status NcclLink::AsyncError() {
   std::lock_guard lock(handle_);
-  if (comm_ == nullptr) return absl::OkStatus();
-  NcclResult state = NcclResult::kSuccess;
-  UPIPE_RETURN_IF_ERROR(StatusOf(api_->AsyncError(comm_, &state), "ncclCommGetAsyncError"));
-  return StatusOf(state, "ncclCommGetAsyncError");
+  for (NcclComm* const comm : comms_) {
+    if (comm == nullptr) continue;
+    NcclResult state = NcclResult::kSuccess;
+    const NcclResult asked = api_->AsyncError(comm, &state);
+    UPIPE_RETURN_IF_ERROR(StatusOf(asked, "ncclCommGetAsyncError", comm));
+    UPIPE_RETURN_IF_ERROR(StatusOf(state, "ncclCommGetAsyncError", comm));
+  }
+  return absl::OkStatus();
 }
 
 void NcclLink::Abort() {
@@ -121,19 +146,22 @@ void NcclLink::Abort() {
     calls.try_lock();
   }
   std::lock_guard lock(handle_);
-  if (comm_ != nullptr) api_->CommAbort(std::exchange(comm_, nullptr));
+  for (NcclComm*& comm : comms_) {
+    if (comm != nullptr) api_->CommAbort(std::exchange(comm, nullptr));
+  }
 }
 
 void NcclLink::Close(SteadyTime deadline) {
   if (ledger_->error.failed()) return Abort();
   {
     std::lock_guard calls(calls_);
-    absl::Status left = StatusOf(api_->CommFinalize(comm_), "ncclCommFinalize");
-    if (left.ok()) left = Settle(deadline);
-    if (left.ok()) {
+    // Parts before what they were split off.
+    for (auto comm = comms_.rbegin(); comm != comms_.rend(); ++comm) {
+      absl::Status left = StatusOf(api_->CommFinalize(*comm), "ncclCommFinalize", *comm);
+      if (left.ok()) left = Settle(*comm, deadline);
+      if (!left.ok()) break;
       std::lock_guard lock(handle_);
-      api_->CommDestroy(std::exchange(comm_, nullptr));
-      return;
+      api_->CommDestroy(std::exchange(*comm, nullptr));
     }
   }
   Abort();

@@ -135,6 +135,55 @@ TEST(NcclCalls, EvenExchangesAreOneCall) {
   for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(1, group.nccl(rank).Count("AlltoAll"));
 }
 
+// Halves of four ranks that are said to gather.
+std::vector<CommOptions> InHalves() {
+  std::vector<CommOptions> by_rank(4);
+  for (int rank = 0; rank < 4; ++rank)
+    by_rank[rank].parts = {rank < 2 ? RankGroup{0, 1} : RankGroup{2, 3}};
+  return by_rank;
+}
+
+TEST(NcclParts, GatherInOneCallOfTheirOwnCommunicator) {
+  std::vector<NcclRank> contexts = MakeNcclContexts(4);
+  Ranks ranks = ConnectNccl(contexts, InHalves());
+  std::vector<int> sends, gathers;
+  for (const NcclRank& rank : contexts) {
+    sends.push_back(rank.nccl->Count("Send"));
+    gathers.push_back(rank.nccl->Count("AllGather"));
+  }
+  OnEveryRank(ranks, [](Communicator& comm, kernels::Stream& stream) {
+    const RankGroup half = comm.rank() < 2 ? RankGroup{0, 1} : RankGroup{2, 3};
+    const char own = static_cast<char>(comm.rank());
+    char all[2] = {9, 9};
+    ASSERT_TRUE(comm.AllGather(half, &own, all, 1, stream).ok());
+    ASSERT_TRUE(GatherOnce(comm, stream).ok());
+    EXPECT_EQ(half[0], all[0]);
+    EXPECT_EQ(half[1], all[1]);
+  });
+  ranks.Destroy();
+  for (int rank = 0; rank < 4; ++rank) {
+    const FakeNccl& nccl = *contexts[rank].nccl;
+    EXPECT_EQ(1, nccl.Count("CommSplit"));
+    EXPECT_EQ(sends[rank], nccl.Count("Send")) << "rank " << rank;
+    EXPECT_EQ(gathers[rank] + 2, nccl.Count("AllGather")) << "rank " << rank;
+    EXPECT_EQ(2, nccl.Count("CommDestroy"));
+    EXPECT_EQ(0, nccl.Count("CommAbort"));
+    EXPECT_THAT(nccl.Violations(), testing::IsEmpty());
+  }
+}
+
+TEST(NcclParts, EndWithTheWhole) {
+  std::vector<NcclRank> contexts = MakeNcclContexts(4);
+  Ranks ranks = ConnectNccl(contexts, InHalves());
+  kernels::HostStream stream = NewStream();
+  std::vector<char> all(2 * kBytes);
+  Communicator& comm = *ranks[0];
+  ASSERT_TRUE(comm.AllGather({0, 1}, all.data(), all.data(), kBytes, stream).ok());
+  comm.Abort(absl::CancelledError("enough"));
+  EXPECT_EQ(absl::StatusCode::kCancelled, stream.Synchronize().code());
+  EXPECT_TRUE(Soon([&] { return contexts[0].nccl->Count("CommAbort") == 2; }));
+}
+
 TEST(NcclCalls, OneRankNeedsNone) {
   Group group(1);
   OnEveryRank(group.ranks, [](Communicator& comm, kernels::Stream& stream) {

@@ -36,7 +36,13 @@ int IndexIn(const RankGroup& group, int rank) {
 class CommPart : public testing::TestWithParam<std::tuple<GroupKind, int>> {
  protected:
   int size() const { return std::get<1>(GetParam()); }
-  Ranks Make() const { return std::get<0>(GetParam()).Make(std::vector<CommOptions>(size())); }
+  // Where there are halves, the transport is told of them.
+  Ranks Make() const {
+    std::vector<CommOptions> by_rank(size());
+    for (int rank = 0; rank < size() && size() % 2 == 0; ++rank)
+      by_rank[rank].parts = {Neighbours(rank, size() / 2)};
+    return std::get<0>(GetParam()).Make(by_rank);
+  }
   std::vector<int> GroupSizes() const {
     std::vector<int> sizes;
     for (int n = 1; n <= size(); ++n) {

@@ -58,8 +58,10 @@ struct Clique {
 
 struct NcclComm {
   std::shared_ptr<Clique> clique;
+  std::string id;
   int rank = 0;
   int size = 0;
+  bool shares = false;
   // Of the fake's mutex.
   bool freed = false;
   bool finalizing = false;
@@ -68,6 +70,9 @@ struct NcclComm {
   std::shared_ptr<void> open;         // FakeNccl::Transfer
   std::shared_ptr<void> pending;      // not on its stream yet
   int looks_left = 0;
+  int splits = 0;
+  NcclComm* splitting = nullptr;  // the part that is made of it
+  NcclComm** split_to = nullptr;  // where it goes once all have come
 };
 
 class FakeNcclWorld {
@@ -148,7 +153,18 @@ void FakeNccl::Forbid(const std::string& what) {
 void FakeNccl::CheckUsable(NcclComm* comm, const char* call) {
   std::lock_guard lock(mutex_);
   if (comm->freed) violations_.push_back(absl::StrCat(call, " of a communicator that is gone"));
-  if (comm->pending != nullptr) violations_.push_back(absl::StrCat(call, " while in progress"));
+  if (comm->pending != nullptr || comm->splitting != nullptr)
+    violations_.push_back(absl::StrCat(call, " while in progress"));
+}
+
+std::unique_ptr<NcclComm> FakeNccl::Join(const std::string& id, const NcclConfig& config) {
+  auto made = std::make_unique<NcclComm>();
+  made->clique = world_->Join(id, config.size);
+  made->id = id;
+  made->rank = config.rank;
+  made->size = config.size;
+  made->shares = config.shares;
+  return made;
 }
 
 NcclResult FakeNccl::GetUniqueId(std::string* id) {
@@ -161,12 +177,24 @@ NcclResult FakeNccl::CommInit(const NcclConfig& config, NcclComm** comm) {
   const Entered entered(*this);
   Record("CommInit");
   if (injected_ != NcclResult::kSuccess) return injected_;
-  auto made = std::make_unique<NcclComm>();
-  made->clique = world_->Join(config.unique_id, config.size);
-  made->rank = config.rank;
-  made->size = config.size;
+  std::unique_ptr<NcclComm> made = Join(config.unique_id, config);
   *comm = made.get();
   std::lock_guard lock(mutex_);
+  comms_.push_back(std::move(made));
+  return NcclResult::kInProgress;
+}
+
+NcclResult FakeNccl::CommSplit(NcclComm* whole, int colour, const NcclConfig& config,
+                               NcclComm** part) {
+  const Entered entered(*this);
+  CheckUsable(whole, "CommSplit");
+  Record("CommSplit");
+  std::unique_ptr<NcclComm> made =
+      Join(absl::StrCat(whole->id, ", split ", whole->splits++, ", colour ", colour), config);
+  std::lock_guard lock(mutex_);
+  if (!whole->shares) violations_.push_back("CommSplit of a communicator that does not share");
+  whole->splitting = made.get();
+  whole->split_to = part;
   comms_.push_back(std::move(made));
   return NcclResult::kInProgress;
 }
@@ -181,6 +209,14 @@ NcclResult FakeNccl::AsyncError(NcclComm* comm, NcclResult* error) {
   {
     std::lock_guard inner(clique.mutex);
     bool waits = clique.joined < comm->size;
+    if (comm->splitting != nullptr) {
+      std::lock_guard of_part(comm->splitting->clique->mutex);
+      if (comm->splitting->clique->joined < comm->splitting->size) {
+        waits = true;
+      } else {
+        *comm->split_to = std::exchange(comm->splitting, nullptr);
+      }
+    }
     for (int rank = 0; rank < comm->size && comm->finalizing; ++rank)
       waits |= !clique.aborted[rank] && !clique.finalized[rank];
     if (waits) *error = NcclResult::kInProgress;

@@ -42,6 +42,8 @@ class FakeNccl final : public NcclApi {
   int Version() override { return options_.version; }
   NcclResult GetUniqueId(std::string* id) override;
   NcclResult CommInit(const NcclConfig& config, NcclComm** comm) override;
+  NcclResult CommSplit(NcclComm* whole, int colour, const NcclConfig& config,
+                       NcclComm** part) override;
   NcclResult AsyncError(NcclComm* comm, NcclResult* error) override;
   std::string LastError(NcclComm* comm) override;
   NcclResult CommAbort(NcclComm* comm) override;
@@ -77,6 +79,7 @@ class FakeNccl final : public NcclApi {
   void Record(const char* name, int peer = -1, int64_t bytes = 0);
   void Forbid(const std::string& what);
   void CheckUsable(NcclComm* comm, const char* call);
+  std::unique_ptr<NcclComm> Join(const std::string& id, const NcclConfig& config);
 
   const std::shared_ptr<FakeNcclWorld> world_;
   const Options options_;
