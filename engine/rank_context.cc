@@ -3,6 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/status.h"
+#include "engine/step_clock.h"
 
 namespace upipe::engine {
 
@@ -21,7 +22,8 @@ RankStreams RankStreams::Create(kernels::Device& device, int rank) {
           .side = create("side"),
           .ring = create("ring"),
           .copy = create("copy"),
-          .host = device.CreateHostStream(absl::StrCat("host", rank))};
+          .host = device.CreateHostStream(absl::StrCat("host", rank)),
+          .gather = create("gather")};
 }
 
 RankContext::RankContext(const RankContextParams& params)
@@ -60,7 +62,7 @@ absl::Status RankContext::RunOnHost(const kernels::OpParams& params) const {
 absl::Status RankContext::Settle() const {
   const RankStreams& streams = params_.streams;
   for (kernels::Stream* stream : {streams.compute.get(), streams.side.get(), streams.ring.get(),
-                                  streams.copy.get(), streams.host.get()}) {
+                                  streams.copy.get(), streams.host.get(), streams.gather.get()}) {
     UPIPE_RETURN_IF_ERROR(stream->Synchronize());
   }
   params_.device.allocator().Settle();
@@ -71,6 +73,7 @@ absl::Status RankContext::Settle() const {
 void RankContext::Mark(int64_t step, StepPass pass, int layer, int stage) const {
   const Moment moment = {pass, layer, stage};
   if (params_.observer != nullptr) params_.observer->Begin(moment);
+  if (params_.clock != nullptr) params_.clock->set_moment(moment);
   params_.device.host_allocator().set_moment(NameOf(moment));
   params_.device.allocator().set_moment(NameOf(moment));
   if (params_.position == nullptr) return;

@@ -19,11 +19,12 @@ namespace upipe::engine {
 // The streams of one rank. Made before, and gone after, everything that runs on them.
 struct RankStreams {
   std::unique_ptr<kernels::Stream>
-      compute;                            // all arithmetic, but for what the side stream overlaps
-  std::unique_ptr<kernels::Stream> side;  // a stage's projections and exchanges beside attention
-  std::unique_ptr<kernels::Stream> ring;  // K/V on their way round the ring
-  std::unique_ptr<kernels::Stream> copy;  // to and from host memory
-  std::unique_ptr<kernels::Stream> host;  // ops over host memory
+      compute;                              // all arithmetic, but for what the side stream overlaps
+  std::unique_ptr<kernels::Stream> side;    // a stage's projections and exchanges beside attention
+  std::unique_ptr<kernels::Stream> ring;    // K/V on their way round the ring
+  std::unique_ptr<kernels::Stream> copy;    // to and from host memory
+  std::unique_ptr<kernels::Stream> host;    // ops over host memory
+  std::unique_ptr<kernels::Stream> gather;  // weights on their way from the ranks that hold them
 
   static RankStreams Create(kernels::Device& device, int rank);
 };
@@ -45,12 +46,15 @@ class MomentObserver {
   virtual void Begin(const Moment& moment) = 0;
 };
 
+class StepClock;
+
 struct RankContextParams {
   kernels::Device& device;
   const RankStreams& streams;
   comm::Communicator& comm;
   PositionPage* position = nullptr;
   MomentObserver* observer = nullptr;
+  StepClock* clock = nullptr;
   // fp32 or bf16: gathered weights, layer inputs, queries, keys, values, attention outputs and
   // their gradients, MLP tiles, and all that ranks exchange of these. Everything else is fp32:
   // master weights, gradients of weights, moments, logits, log-sum-exps, sums.
@@ -69,6 +73,8 @@ class RankContext {
   // The same context, enqueueing on another stream of the device.
   RankContext On(kernels::Stream& stream) const;
   comm::Communicator& comm() const { return params_.comm; }
+  // Null where nobody measures.
+  StepClock* clock() const { return params_.clock; }
   kernels::DType storage() const { return params_.storage; }
   const parallel::Mesh& mesh() const { return params_.mesh; }
   const parallel::Coordinates& at() const { return at_; }

@@ -6,6 +6,7 @@
 
 #include "common/check.h"
 #include "common/status.h"
+#include "engine/step_clock.h"
 
 namespace upipe::engine {
 
@@ -81,13 +82,15 @@ class HostTilePass {
   HostTilePass(const RankContext& context, const TileRange& range,
                absl::Span<const TileAccess> accesses)
       : context_(context),
-        copy_(*context.streams().copy),
+        copying_(context.On(*context.streams().copy)),
+        copy_(copying_.stream()),
         range_(range),
         accesses_(accesses),
         tiles_(accesses.size()) {}
 
   ~HostTilePass() {
     copy_.Wait(context_.stream().Record());
+    const Waiting waiting(context_);
     context_.stream().Wait(copy_.Record());
   }
 
@@ -110,6 +113,7 @@ class HostTilePass {
   // before, whose buffers these are, and has written it back.
   void Prefetch(int64_t begin) {
     UseTile(begin);
+    const Timed offload(copying_, StageName::kOffload);
     for (size_t i = 0; i < accesses_.size(); ++i) {
       if (!accesses_[i].tensor->on_host() || accesses_[i].use == TileUse::kWrite) continue;
       const TensorView part = PartOf(accesses_[i], begin, RowsAt(range_, begin));
@@ -121,6 +125,7 @@ class HostTilePass {
   // The tile's views, which the context's stream may use from here on.
   absl::Span<const TensorView> Begin(int64_t begin) {
     UseTile(begin);
+    const Waiting waiting(context_);
     context_.stream().Wait(ready_[SlotOf(begin)]);
     return tiles_;
   }
@@ -128,6 +133,7 @@ class HostTilePass {
   // Starts the copies of what the tile wrote.
   void End(int64_t begin) {
     copy_.Wait(context_.stream().Record());
+    const Timed offload(copying_, StageName::kOffload);
     for (size_t i = 0; i < accesses_.size(); ++i) {
       if (!accesses_[i].tensor->on_host() || accesses_[i].use == TileUse::kRead) continue;
       const TensorView part = PartOf(accesses_[i], begin, RowsAt(range_, begin));
@@ -152,6 +158,7 @@ class HostTilePass {
   }
 
   const RankContext& context_;
+  const RankContext copying_;
   Stream& copy_;
   const TileRange range_;
   const absl::Span<const TileAccess> accesses_;
@@ -209,6 +216,7 @@ absl::StatusOr<Event> CopyTokens(const RankContext& context, const TokenTensor& 
   kernels::Device& device = context.device();
   Stream& copy = *context.streams().copy;
   copy.Wait(context.stream().Record());
+  const Timed offload(context.On(copy), StageName::kOffload);
   if (from.on_host() && to.on_host()) {
     Stream& host = *context.streams().host;
     host.Wait(copy.Record());

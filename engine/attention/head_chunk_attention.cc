@@ -11,11 +11,14 @@
 #include "engine/attention/kv_store.h"
 #include "engine/attention/projection.h"
 #include "engine/attention/stage_exchange.h"
+#include "engine/step_clock.h"
 #include "kernels/api/attention_pairs.h"
 
 namespace upipe::attention {
 
 using engine::RankContext;
+using engine::StageName;
+using engine::Timed;
 using engine::TokenTensor;
 using kernels::Buffer;
 using kernels::DType;
@@ -284,6 +287,7 @@ absl::StatusOr<AttentionOutput> HeadChunkAttention::Forward(const TokenTensor& x
         return turn.chunk == 0 ? FetchKv(call, turn.stage, b.staging, store) : absl::OkStatus();
       },
       [&](const Turn& turn, int set) -> absl::StatusOr<const Buffer*> {
+        const Timed attending(context_, StageName::kAttention, turn.stage);
         UPIPE_RETURN_IF_ERROR(AttendForward(pass, turn, b.q[set]));
         return Outgoing(pass, turn, b.q[set]);
       },
@@ -348,6 +352,7 @@ struct LayerGradients {
 };
 absl::Status ProjectBack(const RankContext& context, const LayerCall& call,
                          const LayerGradients& gradients) {
+  const Timed projecting(context, StageName::kProjection, /*stage=*/-1);
   const AttentionWeights& w = call.weights;
   const AttentionGradients& g = gradients.weights;
   const v1::HeadChunkSchedule& schedule = call.views.schedule();
@@ -433,6 +438,7 @@ absl::Status HeadChunkAttention::Backward(const TokenTensor& x, const TokenTenso
           return turn.chunk == 0 ? FetchKv(call, turn.stage, b.staging, store) : absl::OkStatus();
         },
         [&](const Turn& turn, int set) -> absl::StatusOr<const Buffer*> {
+          const Timed attending(context_, StageName::kAttention, turn.stage);
           UPIPE_RETURN_IF_ERROR(AttendBackward(pass, turn, set));
           return Outgoing(pass, turn, b.q[set]);
         },

@@ -6,12 +6,16 @@
 
 #include "common/check.h"
 #include "common/status.h"
+#include "engine/step_clock.h"
 #include "kernels/api/attention_pairs.h"
 
 namespace upipe::attention {
 
 using engine::Place;
 using engine::RankContext;
+using engine::StageName;
+using engine::Timed;
+using engine::Waiting;
 using kernels::DType;
 using kernels::MemoryTag;
 using kernels::TensorView;
@@ -202,6 +206,7 @@ absl::Status KvStore::Landed(const Turn& turn) {
   if (layout_ != Layout::kHost) return absl::OkStatus();
   const RankContext copy = streams_.side.On(*streams_.side.streams().copy);
   Order(streams_.side, copy);
+  const Timed offload(copy, StageName::kOffload, turn.stage);
   for (const Resident& head : Of(turn.stage, views_.OwnWork(turn.stage).fetch())) {
     for (KvTensor tensor : kKeysAndValues) {
       CopyChunk(tensor, head, turn.chunk, LandingBuffer(turn.chunk), /*to_host=*/true);
@@ -230,6 +235,7 @@ absl::Status KvStore::GatherShards(int stage) {
       }
     }
   }
+  const Timed timed(streams_.side, StageName::kExchange, stage);
   return streams_.side.comm().AllToAllV(exchange, streams_.side.stream());
 }
 
@@ -291,6 +297,7 @@ absl::Status KvStore::Pass(absl::Span<const KvTensor> tensors, const std::vector
     }
   }
   Order(streams_.compute, streams_.ring);
+  const Timed timed(streams_.ring, StageName::kExchange);
   return streams_.ring.comm().AllToAllV(exchange, streams_.ring.stream());
 }
 
@@ -325,6 +332,7 @@ absl::Status KvStore::Rotate(const Turn& turn, const Body& body) {
       std::swap(kv_.content[head.slot], kv_.room[head.stage_slot]);
       std::swap(gradient_.content[head.stage_slot], gradient_.room[head.stage_slot]);
     }
+    const Waiting waiting(streams_.compute);
     Order(streams_.ring, streams_.compute);
   }
   return absl::OkStatus();
@@ -364,6 +372,7 @@ std::vector<int64_t> KvStore::VisibleChunks(int64_t query_chunk) const {
 
 void KvStore::LoadChunk(const std::vector<Resident>& heads, int64_t chunk, int64_t buffer) {
   streams_.compute.streams().copy->Wait(chunk_used_[buffer]);
+  const Timed offload(streams_.compute.On(*streams_.compute.streams().copy), StageName::kOffload);
   for (KvTensor tensor : kTensors) {
     if (IsGradient(tensor) && !gradients_) continue;
     for (const Resident& head : heads) {
@@ -395,6 +404,8 @@ std::vector<KvStore::Resident> KvStore::Complete(const Turn& turn, int64_t chunk
 void KvStore::StoreGradients(const Turn& turn, int64_t chunk, int64_t buffer) {
   std::vector<bool> complete(num_stage_slots_, false);
   for (const Resident& head : Complete(turn, chunk)) complete[head.stage_slot] = true;
+  const Timed offload(streams_.compute.On(*streams_.compute.streams().copy), StageName::kOffload,
+                      turn.stage);
   for (const Resident& head : Active(turn.stage)) {
     const bool moved = complete[head.stage_slot];
     for (KvTensor gradient : kGradients) {
@@ -414,7 +425,10 @@ absl::Status KvStore::StreamChunks(const Turn& turn, const Body& body) {
   LoadChunk(heads, chunks[0], 0);
   for (size_t i = 0; i < chunks.size(); ++i) {
     const int64_t buffer = static_cast<int64_t>(i % 2), chunk = chunks[i];
-    Order(copy, compute);
+    {
+      const Waiting waiting(compute);
+      Order(copy, compute);
+    }
     // Before this part's gradients go back, so that the next is on its way meanwhile.
     if (i + 1 < chunks.size()) LoadChunk(heads, chunks[i + 1], 1 - buffer);
     UPIPE_RETURN_IF_ERROR(ClearUntouched(heads, chunk, buffer));
@@ -432,6 +446,7 @@ absl::Status KvStore::StreamChunks(const Turn& turn, const Body& body) {
     copy.stream().Wait(chunk_used_[buffer]);
     StoreGradients(turn, chunk, buffer);
   }
+  const Waiting waiting(compute);
   Order(copy, compute);
   return absl::OkStatus();
 }
@@ -508,7 +523,11 @@ absl::StatusOr<TensorView> KvStore::Released(KvTensor gradient, const Turn& turn
     case Layout::kHost: {
       const RankContext copy = side.On(*side.streams().copy);
       Order(side, copy);
-      CopyChunk(moved_to, head, turn.chunk, LandingBuffer(turn.chunk), /*to_host=*/false);
+      {
+        const Timed offload(copy, StageName::kOffload, turn.stage);
+        CopyChunk(moved_to, head, turn.chunk, LandingBuffer(turn.chunk), /*to_host=*/false);
+      }
+      const Waiting waiting(side);
       Order(copy, side);
       return At(moved_to, PlaceOf(moved_to, head, LandingBuffer(turn.chunk)));
     }

@@ -4,12 +4,15 @@
 #include <vector>
 
 #include "common/status.h"
+#include "engine/step_clock.h"
 
 namespace upipe::attention {
 
 using engine::RankContext;
+using engine::StageName;
 using engine::TileAccess;
 using engine::TileUse;
+using engine::Timed;
 using engine::TokenTensor;
 using kernels::Buffer;
 using kernels::DType;
@@ -26,8 +29,10 @@ void AddHeads(int peer, const TensorView& heads, std::vector<comm::Block>& block
 }
 
 // Among the Ulysses ranks; nothing to do for one.
-absl::Status Exchange(const LayerCall& call, const comm::AllToAllVParams& exchange) {
+absl::Status Exchange(const LayerCall& call, const Turn& turn, StageName name,
+                      const comm::AllToAllVParams& exchange) {
   if (call.views.ulysses_ranks() == 1) return absl::OkStatus();
+  const Timed timed(call.streams.side, name, turn.stage);
   return call.streams.side.comm().AllToAllV(exchange, call.streams.side.stream());
 }
 
@@ -70,7 +75,7 @@ absl::Status ExchangeToHeads(const LayerCall& call, const Turn& turn, const Buff
     AddHeads(views.UlyssesPeer(c), views.OwnTokens(turn.stage, c, staging, heads), exchange.sends);
     AddHeads(views.UlyssesPeer(c), whole.Rows(c * piece, piece), exchange.receives);
   }
-  return Exchange(call, exchange);
+  return Exchange(call, turn, StageName::kExchange, exchange);
 }
 
 }  // namespace
@@ -81,6 +86,7 @@ absl::Status SendQueries(const LayerCall& call, const Turn& turn, const Buffer& 
   const RankContext& side = call.streams.side;
   const Projection projection{
       .weight = call.weights.wq, .bias = call.weights.bq, .norm = call.weights.q_norm};
+  const Timed projecting(side, StageName::kProjection, turn.stage);
   const int64_t first = views.FirstToken(turn.chunk);
   UPIPE_RETURN_IF_ERROR(ForNormalisedTiles(
       side, call.shared(), first, first + views.piece_tokens(),
@@ -112,6 +118,7 @@ absl::Status FetchChunk(const LayerCall& call, const std::vector<parallel::Fetch
     return fetch.own ? views.OwnPiece(store.Landing(tensor, turn, fetch.kv_head))
                      : views.StagedHead(staging, fetch.staged_index);
   };
+  const Timed projecting(side, StageName::kProjection, turn.stage);
   const int64_t first = views.FirstToken(turn.chunk), piece = views.piece_tokens();
   UPIPE_RETURN_IF_ERROR(ForNormalisedTiles(
       side, call.shared(), first, first + piece,
@@ -137,7 +144,7 @@ absl::Status FetchChunk(const LayerCall& call, const std::vector<parallel::Fetch
       AddHeads(peer, whole.Rows(c * piece, piece), exchange.receives);
     }
   }
-  return Exchange(call, exchange);
+  return Exchange(call, turn, StageName::kExchange, exchange);
 }
 
 }  // namespace
@@ -159,6 +166,7 @@ absl::Status SendOutputGradient(const LayerCall& call, const Turn& turn, const T
                                 const TokenTensor& out, const OutputGradientBuffers& b) {
   const LayerViews& views = call.views;
   const RankContext& side = call.streams.side;
+  const Timed projecting(side, StageName::kProjection, turn.stage);
   const int64_t piece = views.piece_tokens(), dim = views.head_dim();
   const TensorView whole = views.StageHeads(b.dout, turn.stage, views.stored());
   const int64_t own_heads = whole.shape[1];
@@ -214,13 +222,14 @@ absl::Status SendOutputGradient(const LayerCall& call, const Turn& turn, const T
     exchange.sends.push_back({peer, deltas[c].data, deltas[c].num_bytes()});
     exchange.receives.push_back({peer, home(c), piece * own_heads * SizeOf(kF32)});
   }
-  return Exchange(call, exchange);
+  return Exchange(call, turn, StageName::kExchange, exchange);
 }
 
 absl::Status ResendOutput(const LayerCall& call, const Turn& turn, const TokenTensor& columns,
                           const Buffer& staging, const Buffer& heads) {
   const LayerViews& views = call.views;
   const RankContext& side = call.streams.side;
+  const Timed sending(side, StageName::kExchange, turn.stage);
   const int64_t first = views.FirstToken(turn.chunk);
   for (int c : BusyRanks(call, turn.stage)) {
     const auto& work = views.Work(turn.stage, c);
@@ -241,6 +250,7 @@ absl::Status ReturnHeads(const LayerCall& call, const Turn& turn, const Buffer& 
                          const Buffer& staging, Returned what, const TokenTensor& columns) {
   const LayerViews& views = call.views;
   const RankContext& side = call.streams.side;
+  const Timed returning(side, StageName::kReturn, turn.stage);
   const int64_t piece = views.piece_tokens();
   const TensorView whole = views.StageHeads(heads, turn.stage, views.stored());
   comm::AllToAllVParams exchange;
@@ -250,7 +260,7 @@ absl::Status ReturnHeads(const LayerCall& call, const Turn& turn, const Buffer& 
     AddHeads(views.UlyssesPeer(c), views.OwnTokens(turn.stage, c, staging, heads),
              exchange.receives);
   }
-  UPIPE_RETURN_IF_ERROR(Exchange(call, exchange));
+  UPIPE_RETURN_IF_ERROR(Exchange(call, turn, StageName::kReturn, exchange));
   const int64_t first = views.FirstToken(turn.chunk);
   for (int c : BusyRanks(call, turn.stage)) {
     const auto& work = views.Work(turn.stage, c);
@@ -300,7 +310,7 @@ absl::Status CollectReleases(const LayerCall& call, const std::vector<parallel::
       AddHeads(views.UlyssesPeer(c), whole.Rows(c * piece, piece), exchange.sends);
     }
   }
-  return Exchange(call, exchange);
+  return Exchange(call, turn, StageName::kReturn, exchange);
 }
 
 // Puts or adds one part into its columns; the last of a sum of parts rounds it.
@@ -348,6 +358,7 @@ absl::Status ReturnKvGradients(const LayerCall& call, int stage, const Buffer& s
                                KvStore& store, const HomeGradients& home) {
   const auto releases = parallel::ReleasesOf(call.views.schedule(), stage);
   if (releases.empty()) return absl::OkStatus();
+  const Timed returning(call.streams.side, StageName::kReturn, stage);
   std::vector<TensorView> parts;
   for (KvTensor gradient : {KvTensor::kKeyGradients, KvTensor::kValueGradients}) {
     UPIPE_RETURN_IF_ERROR(store.BeginRelease(stage, gradient));

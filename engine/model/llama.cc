@@ -5,6 +5,7 @@
 
 #include "common/status.h"
 #include "engine/model/mlp.h"
+#include "engine/step_clock.h"
 
 namespace upipe::model {
 
@@ -12,7 +13,9 @@ using attention::AttentionOutput;
 using attention::kTokenTile;
 using engine::AllColumns;
 using engine::Place;
+using engine::StageName;
 using engine::TileUse;
+using engine::Timed;
 using engine::TokenTensor;
 using kernels::Buffer;
 using kernels::DType;
@@ -131,6 +134,7 @@ absl::StatusOr<TokenTensor> LlamaModel::Embed(const Batch& batch) {
   UPIPE_ASSIGN_OR_RETURN(const GatheredUnit embedding,
                          parameters_.Gather(parameters_.layout().embedding));
   UPIPE_RETURN_IF_ERROR(parameters_.Prefetch(parameters_.layout().blocks[0]));
+  const Timed timed_embedding(context_, StageName::kEmbedding);
   UPIPE_RETURN_IF_ERROR(ForEachTile(
       context_, {.end = params_.tokens.tokens_per_rank, .tile_rows = kTokenTile},
       {AllColumns(stream, TileUse::kWrite)},
@@ -232,6 +236,7 @@ absl::StatusOr<LlamaModel::LeavingAttention> LlamaModel::LeaveForHost(
   }
   kernels::Stream& copy = *context_.streams().copy;
   copy.Wait(context_.stream().Record());
+  const Timed offload(context_.On(copy), StageName::kOffload);
   context_.device().CopyToHost(leaving.host.lse.data(), output.lse.data(), output.lse.size_bytes(),
                                copy);
   leaving.done = copy.Record();
@@ -253,6 +258,7 @@ absl::StatusOr<AttentionOutput> LlamaModel::FetchFromHost(AttentionOutput kept) 
   }
   kernels::Stream& copy = *context_.streams().copy;
   copy.Wait(context_.stream().Record());
+  const Timed offload(context_.On(copy), StageName::kOffload);
   context_.device().CopyFromHost(output.lse.data(), kept.lse.data(), kept.lse.size_bytes(), copy);
   context_.stream().Wait(copy.Record());
   return output;
@@ -296,6 +302,7 @@ absl::Status LlamaModel::Loss(const Batch& batch, const TokenTensor& x, bool wri
     UPIPE_RETURN_IF_ERROR(parameters_.Prefetch(parameters_.layout().blocks[first]));
     UPIPE_ASSIGN_OR_RETURN(gradient, parameters_.BeginGradient(unit));
   }
+  const Timed timed_loss(context_, StageName::kLoss);
   const auto range_loss = [&](int range, int64_t begin, int64_t end) {
     const auto loss_and_count =
         TensorView::Vector(batch.loss_and_count.At(range), DType::kFloat64, 2);
@@ -375,6 +382,7 @@ absl::Status LlamaModel::LossTile(const Batch& tile, const TensorView& x, const 
 absl::Status LlamaModel::EmbedBackward(const Batch& batch, const TokenTensor& dx) {
   UPIPE_ASSIGN_OR_RETURN(GatheredUnit gradient,
                          parameters_.BeginGradient(parameters_.layout().embedding));
+  const Timed timed_embedding(context_, StageName::kEmbedding);
   UPIPE_RETURN_IF_ERROR(ForEachTile(
       context_, {.end = params_.tokens.tokens_per_rank, .tile_rows = kTokenTile},
       {AllColumns(dx, TileUse::kRead)},

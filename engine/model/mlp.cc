@@ -6,6 +6,7 @@
 #include "absl/types/span.h"
 #include "common/status.h"
 #include "engine/attention/head_chunk_attention.h"
+#include "engine/step_clock.h"
 
 namespace upipe::model {
 
@@ -104,6 +105,7 @@ absl::Status BackwardTile(const RankContext& context, const AttentionTile& atten
 
 absl::Status MlpForward(const RankContext& context, const AttentionSide& attention,
                         const MlpWeights& weights, float eps, const TokenTensor& y) {
+  const engine::Timed timed_mlp(context, engine::StageName::kMlp);
   const int64_t n = y.view().shape[0];
   const int64_t d = y.view().shape[1];
   const int64_t f = weights.gate.shape[0];
@@ -136,6 +138,7 @@ absl::Status MlpForward(const RankContext& context, const AttentionSide& attenti
 absl::Status MlpBackward(const RankContext& context, const AttentionSide& attention,
                          const MlpWeights& weights, float eps, const TokenTensor& dy,
                          const MlpGradients& gradients) {
+  const engine::Timed timed_mlp(context, engine::StageName::kMlp);
   const int64_t n = dy.view().shape[0];
   const int64_t tile = std::min(kTokenTile, n);
   UPIPE_ASSIGN_OR_RETURN(const Tiles scratch,

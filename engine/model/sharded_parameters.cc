@@ -3,13 +3,16 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/status.h"
+#include "engine/step_clock.h"
 
 namespace upipe::model {
 
 using engine::Place;
+using engine::StageName;
+using engine::Timed;
+using engine::Waiting;
 using kernels::Buffer;
 using kernels::DType;
 using kernels::MemoryTag;
@@ -25,12 +28,12 @@ TensorView GatheredUnit::Tensor(const std::string& name_suffix) const {
 ShardedParameters::ShardedParameters(const engine::RankContext& context,
                                      const ParameterLayout& layout, Place place)
     : context_(&context),
+      gathering_(context.On(*context.streams().gather)),
       layout_(&layout),
       place_(place),
       group_(context.mesh().ShardGroup(context.rank())),
       index_(context.rank() % context.mesh().shard_ranks()),
-      replicas_(context.mesh().DpGroup(context.rank())),
-      gather_stream_(context.device().CreateStream(absl::StrCat("gather", context.rank()))) {
+      replicas_(context.mesh().DpGroup(context.rank())) {
   for (const ParameterUnit* unit : layout.Units()) {
     const int64_t begin = index_ * unit->shard_elements;
     const int64_t end = begin + unit->shard_elements;
@@ -43,6 +46,9 @@ ShardedParameters::ShardedParameters(const engine::RankContext& context,
     }
   }
 }
+
+// What gathers weights is drained before they go.
+ShardedParameters::~ShardedParameters() { gathering_.stream().Synchronize().IgnoreError(); }
 
 absl::StatusOr<std::unique_ptr<ShardedParameters>> ShardedParameters::Create(
     const engine::RankContext& context, const ParameterLayout& layout, uint64_t seed, Place place) {
@@ -120,28 +126,30 @@ absl::Status ShardedParameters::Prefetch(const ParameterUnit& unit) {
   }
   // The block may have been another's, and the weights may be in the optimizer's hands, until the
   // compute stream gets here.
-  gather_stream_->Wait(context_->stream().Record());
-  return context_->comm().AllGather(group_, send, prefetched_.data, bytes, *gather_stream_);
+  gathering_.stream().Wait(context_->stream().Record());
+  const Timed timed(gathering_, StageName::kWeights);
+  return context_->comm().AllGather(group_, send, prefetched_.data, bytes, gathering_.stream());
 }
 
 absl::Status ShardedParameters::StoreOwnShard(const ParameterUnit& unit, const TensorView& own) {
   const TensorView shard = UnitShard(weights_, unit);
   if (!OnHost()) {
     // On the compute stream: two streams that compute at once would share the rank's threads.
+    const Timed timed(*context_, StageName::kWeights);
     return context_->Run(
         kernels::StridedCopyParams{.src = shard.AsTensor3(), .dst = own.AsTensor3()});
   }
-  gather_stream_->Wait(context_->stream().Record());
+  gathering_.stream().Wait(context_->stream().Record());
+  const Timed timed(gathering_, StageName::kOffload);
   if (own.dtype == DType::kFloat32) {
-    context_->device().CopyFromHost(own.data, shard.data, shard.num_bytes(), *gather_stream_);
+    context_->device().CopyFromHost(own.data, shard.data, shard.num_bytes(), gathering_.stream());
     return absl::OkStatus();
   }
-  const engine::RankContext gathering = context_->On(*gather_stream_);
   UPIPE_ASSIGN_OR_RETURN(const Buffer wide,
-                         gathering.AllocateFloats(MemoryTag::kWeights, unit.shard_elements));
+                         gathering_.AllocateFloats(MemoryTag::kWeights, unit.shard_elements));
   const TensorView source = TensorView::Vector(wide.data(), DType::kFloat32, unit.shard_elements);
-  context_->device().CopyFromHost(wide.data(), shard.data, shard.num_bytes(), *gather_stream_);
-  return gathering.Run(
+  context_->device().CopyFromHost(wide.data(), shard.data, shard.num_bytes(), gathering_.stream());
+  return gathering_.Run(
       kernels::StridedCopyParams{.src = source.AsTensor3(), .dst = own.AsTensor3()});
 }
 
@@ -149,11 +157,13 @@ absl::StatusOr<GatheredUnit> ShardedParameters::Gather(const ParameterUnit& unit
   if (prefetched_.unit == nullptr) UPIPE_RETURN_IF_ERROR(Prefetch(unit));
   UPIPE_CHECK(prefetched_.unit == &unit)
       << "unit " << prefetched_.unit->name << " was prefetched, " << unit.name << " is asked for";
-  context_->stream().Wait(gather_stream_->Record());
+  const Waiting waiting(*context_);
+  context_->stream().Wait(gathering_.stream().Record());
   return std::exchange(prefetched_, {});
 }
 
 absl::StatusOr<GatheredUnit> ShardedParameters::BeginGradient(const ParameterUnit& unit) {
+  const Timed timed(*context_, StageName::kGradients);
   const TensorView shard = UnitShard(gradients_, unit);
   GatheredUnit gradient{.buffer = {}, .data = shard.data, .unit = &unit};
   if (SharesUnits() || OnHost()) {
@@ -184,6 +194,7 @@ absl::Status ShardedParameters::ReduceGradient(GatheredUnit gradient) {
     if (OnHost()) Leave(std::move(gradient.buffer), UnitShard(gradients_, unit));
     return absl::OkStatus();
   }
+  const Timed timed(*context_, StageName::kGradients);
   AwaitLeft();
   UPIPE_ASSIGN_OR_RETURN(ShardOnDevice home, GradientShard(unit, /*fetched=*/again));
   TensorView destination = home.view;
@@ -211,6 +222,7 @@ absl::Status ShardedParameters::ReduceGradient(GatheredUnit gradient) {
 
 absl::Status ShardedParameters::ReduceOverReplicas() {
   if (replicas_.size() > 1) {
+    const Timed timed(*context_, StageName::kGradients);
     for (const ParameterUnit* unit : layout_->Units()) {
       AwaitLeft();
       UPIPE_ASSIGN_OR_RETURN(ShardOnDevice shard, GradientShard(*unit, /*fetched=*/true));
@@ -251,7 +263,11 @@ absl::StatusOr<ShardedParameters::ShardOnDevice> ShardedParameters::GradientShar
 void ShardedParameters::Fetch(const TensorView& host, void* device) {
   kernels::Stream& copy = *context_->streams().copy;
   copy.Wait(context_->stream().Record());
-  context_->device().CopyFromHost(device, host.data, host.num_bytes(), copy);
+  {
+    const Timed offload(context_->On(copy), StageName::kOffload);
+    context_->device().CopyFromHost(device, host.data, host.num_bytes(), copy);
+  }
+  const Waiting waiting(*context_);
   context_->stream().Wait(copy.Record());
 }
 
@@ -259,6 +275,7 @@ void ShardedParameters::Leave(Buffer buffer, const TensorView& host) {
   AwaitLeft();
   kernels::Stream& copy = *context_->streams().copy;
   copy.Wait(context_->stream().Record());
+  const Timed offload(context_->On(copy), StageName::kOffload);
   context_->device().CopyToHost(host.data, buffer.data(), host.num_bytes(), copy);
   left_ = copy.Record();
   leaving_ = std::move(buffer);
@@ -266,6 +283,7 @@ void ShardedParameters::Leave(Buffer buffer, const TensorView& host) {
 
 void ShardedParameters::AwaitLeft() {
   if (!leaving_) return;
+  const Waiting waiting(*context_);
   context_->stream().Wait(left_);
   leaving_.Free();
 }

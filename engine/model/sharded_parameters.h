@@ -27,6 +27,7 @@ struct GatheredUnit {
 
 class ShardedParameters {
  public:
+  ~ShardedParameters();
   // Allocates and initialises: matrices normal(seed, tensor, index), norm weights one, the same
   // values for every number of ranks. Moments zero. `layout` is of the context's mesh.
   static absl::StatusOr<std::unique_ptr<ShardedParameters>> Create(
@@ -98,6 +99,7 @@ class ShardedParameters {
   absl::Status SumOverReplicas(const kernels::TensorView& shard);
 
   const engine::RankContext* context_;
+  const engine::RankContext gathering_;  // on the stream that gathers
   const ParameterLayout* layout_;
   engine::Place place_;
   comm::RankGroup group_;  // that shares the units
@@ -109,7 +111,6 @@ class ShardedParameters {
   GatheredUnit prefetched_;
   kernels::Buffer leaving_;  // a gradient on its way to the host
   kernels::Event left_;
-  std::unique_ptr<kernels::Stream> gather_stream_;  // drained before what it writes goes
 };
 
 }  // namespace upipe::model

@@ -6,8 +6,12 @@
 #include <utility>
 
 #include "common/status.h"
+#include "engine/step_clock.h"
 
 namespace upipe::optim {
+
+using engine::StageName;
+using engine::Timed;
 
 double LearningRate(const v1::OptimizerSpec& spec, int64_t step, int64_t total_steps) {
   const double peak = spec.learning_rate();
@@ -56,7 +60,9 @@ class ShardScalars {
   }
   // The compute stream goes on where the host stream is now.
   void Await() const {
-    if (host_) context_.stream().Wait(context_.streams().host->Record());
+    if (!host_) return;
+    const engine::Waiting waiting(context_);
+    context_.stream().Wait(context_.streams().host->Record());
   }
   // The same, with the scalars as they are there.
   void ToDevice() const {
@@ -105,8 +111,12 @@ absl::Status UpdateParameters(const engine::RankContext& context,
                               double learning_rate, int64_t applied_step, StepScalarsView scalars) {
   UPIPE_ASSIGN_OR_RETURN(const ShardScalars at_shard,
                          ShardScalars::Create(context, parameters, scalars));
+  const Timed timed(context, StageName::kOptimizer);
+  const bool on_host = parameters.place() == engine::Place::kHost;
+  const engine::RankContext at_shards = on_host ? context.On(*context.streams().host) : context;
   at_shard.ToShard();
   if (context.at().dp == 0) {
+    const Timed summing(at_shards, StageName::kOptimizer);
     UPIPE_RETURN_IF_ERROR(parameters.RunOnShards(kernels::SumOfSquaresParams{
         .x = parameters.gradients(), .out = at_shard.view().SumOfSquares()}));
   }
@@ -126,8 +136,11 @@ absl::Status UpdateParameters(const engine::RankContext& context,
                                            .skip = scalars.Skip(),
                                            .max_norm = static_cast<float>(spec.clip_norm())}));
   at_shard.ToShard();
-  UPIPE_RETURN_IF_ERROR(
-      UpdateShards(parameters, spec, learning_rate, applied_step, at_shard.view()));
+  {
+    const Timed updating(at_shards, StageName::kOptimizer);
+    UPIPE_RETURN_IF_ERROR(
+        UpdateShards(parameters, spec, learning_rate, applied_step, at_shard.view()));
+  }
   at_shard.Await();
   return absl::OkStatus();
 }

@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "common/clock.h"
 #include "common/failpoint.h"
@@ -127,13 +128,16 @@ class RankLoop {
                              OpenReader(run_.plan, data::kHeldOutShardName, tokens, context_rank));
     }
     buffers_.assign(spec_.train().gradient_accumulation(), TokenBuffers(tokens.tokens_per_rank));
-    // Drained before what its tasks read: declared after the buffers, destroyed before them.
+    // Drained before what its tasks touch: declared after the buffers and the clock, destroyed
+    // before them.
     const auto streams = engine::RankStreams::Create(run_.device, run_.rank);
     stream_ = streams.compute.get();
+    clock_.Watch(streams);
     const engine::RankContext context({.device = run_.device,
                                        .streams = streams,
                                        .comm = run_.comm,
                                        .position = run_.position,
+                                       .clock = &clock_,
                                        .storage = model::StorageTypeOf(spec_.train()),
                                        .mesh = mesh_});
     UPIPE_ASSIGN_OR_RETURN(const std::unique_ptr<TrainStep> step,
@@ -147,10 +151,17 @@ class RankLoop {
       UPIPE_ASSIGN_OR_RETURN(state_,
                              checkpoints.Restore(*run_.resume, run_.plan, run_.stop_requested));
     }
+    StepTimelines timelines({.rank = run_.rank,
+                             .clock = clock_,
+                             .device = run_.device,
+                             .tell = run_.on_timeline,
+                             .every = run_.timeline_every});
+    timelines_ = &timelines;
     if (run_.on_running) run_.on_running();
     const int64_t total = spec_.train().steps();
     for (int64_t number = state_.step() + 1; number <= total; ++number) {
       const StepStart start{SteadyClock::now(), run_.comm.stats()};
+      timelines.BeginStep();
       UPIPE_ASSIGN_OR_RETURN(const bool stop, checkpoints.AtBoundary(state_, StopRequested()));
       if (stop) {
         return Together(absl::CancelledError(absl::StrCat("asked to stop before step ", number)));
@@ -190,6 +201,7 @@ class RankLoop {
     report.set_data_seconds(SecondsSince(data_start));
     UPIPE_ASSIGN_OR_RETURN(const StepResult result, step.Run(number, micro_steps));
     report.set_step_seconds(SecondsSince(start.time));
+    UPIPE_RETURN_IF_ERROR(timelines_->EndStep(number));
     Advance(result, step.applied_steps(), number);
     AddResult(number, result, start.comm, report);
     const int64_t every = spec_.train().eval_every();
@@ -223,15 +235,40 @@ class RankLoop {
     const int64_t tokens = spec_.train().context() * SequencesPerStep(spec_);
     report.set_tokens(tokens);
     report.set_tokens_per_second(static_cast<double>(tokens) / report.step_seconds());
-    const comm::CommStats after = run_.comm.stats();
+    AddTimes(clock_.times(), report);
+    AddTraffic(before, run_.comm.stats(), report);
+    *report.mutable_memory() = ToMessage(run_.device.allocator().stats());
+    *report.mutable_host_memory() = ToMessage(run_.device.host_allocator().stats());
+    report.set_unix_millis(SystemClock().UnixMillis());
+  }
+
+  static void AddTimes(const engine::StepTimes& times, v1::StepReport& report) {
+    for (int name = 0; name < engine::kNumStageNames; ++name) {
+      if (times.stage_nanos[name] == 0) continue;
+      v1::StageSeconds& stage = *report.add_stages();
+      stage.set_stage(NameOf(static_cast<engine::StageName>(name)));
+      stage.set_seconds(1e-9 * static_cast<double>(times.stage_nanos[name]));
+    }
+    report.set_hidden_seconds(1e-9 * static_cast<double>(times.hidden_nanos));
+  }
+
+  static void AddTraffic(const comm::CommStats& before, const comm::CommStats& after,
+                         v1::StepReport& report) {
     report.set_comm_seconds(after.seconds() - before.seconds());
     for (size_t peer = 0; peer < after.bytes_sent_to_peer.size(); ++peer) {
       report.add_bytes_sent_to_peer(after.bytes_sent_to_peer[peer] -
                                     before.bytes_sent_to_peer[peer]);
     }
-    *report.mutable_memory() = ToMessage(run_.device.allocator().stats());
-    *report.mutable_host_memory() = ToMessage(run_.device.host_allocator().stats());
-    report.set_unix_millis(SystemClock().UnixMillis());
+    for (int i = 0; i < comm::kNumCommOperations; ++i) {
+      const comm::CommStats::Use &was = before.by_operation[i], &is = after.by_operation[i];
+      if (is.calls == was.calls) continue;
+      v1::CommUse& use = *report.add_comm();
+      use.set_operation(
+          absl::StrReplaceAll(NameOf(static_cast<comm::CommOperation>(i)), {{"-", "_"}}));
+      use.set_bytes_sent(is.bytes_sent - was.bytes_sent);
+      use.set_seconds(is.seconds - was.seconds);
+      use.set_calls(is.calls - was.calls);
+    }
   }
 
   // Group g takes held-out sequences g, g + groups, ..: as many rounds for every group.
@@ -293,8 +330,10 @@ class RankLoop {
   const parallel::Mesh mesh_;
   const int64_t group_;                // whose sequences this rank trains on
   std::vector<TokenBuffers> buffers_;  // of the micro-steps
-  kernels::Stream* stream_ = nullptr;  // while Run runs
-  v1::TrainingState state_;            // what a checkpoint of now would go on from
+  engine::StepClock clock_;
+  StepTimelines* timelines_ = nullptr;  // while Run runs, as is stream_
+  kernels::Stream* stream_ = nullptr;
+  v1::TrainingState state_;  // what a checkpoint of now would go on from
 };
 
 }  // namespace

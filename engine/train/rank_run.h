@@ -13,9 +13,11 @@
 #include "common/position_page.h"
 #include "engine/checkpoint/writer.h"
 #include "engine/comm/communicator.h"
+#include "engine/train/step_timeline.h"
 #include "kernels/api/device.h"
 #include "upipe/v1/plan.pb.h"
 #include "upipe/v1/report.pb.h"
+#include "upipe/v1/timeline.pb.h"
 
 namespace upipe::train {
 
@@ -28,6 +30,9 @@ struct RankRun {
   kernels::Device& device;
   PositionPage* position = nullptr;
   std::function<void(const v1::StepReport&)> on_step = {};
+  // Of the first step, and then of at most one in timeline_every.
+  std::function<void(const v1::StepTimeline&)> on_timeline = {};
+  absl::Duration timeline_every = kTimelineEvery;
   std::function<void()> on_running = {};  // all ranks are connected and agree on the schedule
   // Asks all ranks to checkpoint and leave at the next step boundary.
   const std::atomic<bool>* stop_requested = nullptr;

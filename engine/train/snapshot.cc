@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "common/status.h"
+#include "engine/step_clock.h"
 
 namespace upipe::train {
 namespace {
@@ -67,6 +68,8 @@ absl::Status Snapshot::Take(const engine::RankContext& context,
   const bool on_host = parameters.place() == engine::Place::kHost;
   auto* memory = static_cast<float*>(memory_.data());
   if (on_host) context.streams().host->Wait(context.stream().Record());
+  const engine::Timed copying(on_host ? context.On(*context.streams().host) : context,
+                              engine::StageName::kOffload);
   for (const Kind& kind : KindsOf(parameters)) {
     for (const Copy& copy : copies_) {
       const TensorView from = kind.shard.Rows(copy.shard_begin, copy.count);

@@ -4,6 +4,7 @@
 
 #include "common/check.h"
 #include "common/status.h"
+#include "engine/step_clock.h"
 
 namespace upipe::train {
 
@@ -80,6 +81,7 @@ absl::Status TrainStep::Allocate() {
 }
 
 model::Batch TrainStep::Upload(const HostTokens& host) {
+  const engine::Timed timed(context_, engine::StageName::kEmbedding);
   const int64_t n = tokens_.tokens_per_rank;
   const auto upload = [&](const kernels::Buffer& to, const void* from, DType dtype) {
     context_.device().CopyFromHost(to.data(), from, n * SizeOf(dtype), context_.stream());
@@ -177,6 +179,7 @@ absl::Status TrainStep::Reduce(int64_t count, comm::ReduceOp op) {
 }
 
 absl::StatusOr<StepScalars> TrainStep::ReadScalars() {
+  const engine::Timed timed(context_, engine::StageName::kOptimizer);
   StepScalars scalars;
   context_.device().CopyToHost(&scalars, scalars_.data(), sizeof(scalars), context_.stream());
   UPIPE_RETURN_IF_ERROR(context_.stream().Synchronize());
