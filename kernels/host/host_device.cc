@@ -49,6 +49,11 @@ void SubmitCopy(const RowsCopy& copy, const Side& device, const Side& host,
   stream.Submit([refusal = std::move(refusal)](ExecContext&) { return refusal; });
 }
 
+decltype(Allocator::Options::poison) PoisonOf(bool poison_freed) {
+  if (!poison_freed) return nullptr;
+  return Allocator::PoisonOnHost;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<HostDevice>> HostDevice::Create(const Options& options,
@@ -76,11 +81,11 @@ HostDevice::HostDevice(const Options& options, std::unique_ptr<OpTable> ops,
       parallel_(std::make_shared<HostParallelFor>(options.num_threads, options.cpus)),
       allocator_({.base = arena_->base(),
                   .arena_bytes = arena_->bytes(),
-                  .poison_freed = options.poison_freed}),
+                  .poison = PoisonOf(options.poison_freed)}),
       host_allocator_({.name = "host",
                        .base = host_arena_->base(),
                        .arena_bytes = host_arena_->bytes(),
-                       .poison_freed = options.poison_freed}) {}
+                       .poison = PoisonOf(options.poison_freed)}) {}
 
 HostDevice::~HostDevice() {
   UPIPE_CHECK(parallel_.use_count() == 1)
