@@ -32,7 +32,9 @@ absl::StatusOr<std::unique_ptr<Device>> CreateCudaDevice(const DeviceOptions& op
   return CudaDevice::Create({.arena_bytes = options.arena_bytes,
                              .host_bytes = options.host_bytes,
                              .num_threads = options.num_threads,
-                             .cpus = options.cpus},
+                             .cpus = options.cpus,
+                             .delay = options.test_delay,
+                             .poison_freed = options.test_poison_freed},
                             std::move(runtime), std::move(ops),
                             CreateCpuOpTable(options.num_threads + kStreamsBesideTheFirst));
 }
@@ -58,12 +60,7 @@ absl::StatusOr<std::unique_ptr<OpTable>> CreateHostOps(const std::string& backen
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Device>> CreateDevice(const DeviceOptions& options) {
-  if (options.backend == "cuda") {
-    if (options.test_delay || options.test_poison_freed) {
-      return absl::InvalidArgumentError("a cuda device takes neither test delays nor poison");
-    }
-    return CreateCudaDevice(options);
-  }
+  if (options.backend == "cuda") return CreateCudaDevice(options);
   UPIPE_ASSIGN_OR_RETURN(
       std::unique_ptr<OpTable> ops,
       CreateHostOps(options.backend, options.num_threads + kStreamsBesideTheFirst));

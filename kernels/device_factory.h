@@ -25,7 +25,7 @@ struct DeviceOptions {
   // scratch (kernels/cuda/workspace_bytes.h).
   int gpu = 0;
   std::string attention_kernel = "own";
-  // The test device: seeded delays before tasks, freed blocks filled with NaN. Not for cuda.
+  // The test device: seeded delays before tasks, freed blocks filled with NaN.
   std::optional<StreamDelay> test_delay;
   bool test_poison_freed = false;
 };

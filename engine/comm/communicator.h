@@ -30,9 +30,6 @@ struct Block {
 struct AllToAllVParams {
   std::vector<Block> sends;
   std::vector<Block> receives;
-  // What the schedule knows of every rank's lists: one block for each rank, the own one included,
-  // ascending, all of one size and side by side. A library may then do it in one call.
-  bool even = false;
   bool ring = false;  // keys, values or their gradients round the ring: counted apart
 };
 

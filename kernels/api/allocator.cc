@@ -218,17 +218,19 @@ absl::StatusOr<Buffer> Allocator::Allocate(MemoryTag tag, int64_t bytes, Stream&
   return buffer;
 }
 
+void Allocator::PoisonOnHost(void* block, int64_t bytes, Stream& stream) {
+  stream.Submit([block, bytes](ExecContext&) {
+    std::memset(block, kPoisonByte, static_cast<size_t>(bytes));
+    return absl::OkStatus();
+  });
+}
+
 void Allocator::Release(Buffer& buffer) {
   State& state = *state_;
   --state.live_buffers;
   if (buffer.size_bytes_ == 0) return;
   const int64_t block_bytes = RoundUp(buffer.size_bytes_, kAlignmentBytes);
-  if (state.options.poison_freed) {
-    buffer.stream_->Submit([data = buffer.data_, block_bytes](ExecContext&) {
-      std::memset(data, 0xFF, static_cast<size_t>(block_bytes));
-      return absl::OkStatus();
-    });
-  }
+  if (state.options.poison) state.options.poison(buffer.data_, block_bytes, *buffer.stream_);
   state.GiveBack({.begin = buffer.offset_,
                   .end = buffer.offset_ + block_bytes,
                   .stream = buffer.stream_,

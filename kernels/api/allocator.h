@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -71,14 +72,18 @@ class AllocatorObserver {
 class Allocator {
  public:
   static constexpr int64_t kAlignmentBytes = 256;
+  static constexpr unsigned char kPoisonByte = 0xFF;  // many of them are NaN in every type
 
   struct Options {
     std::string name = "device";  // in messages
     void* base = nullptr;  // start of the arena, kAlignmentBytes aligned; an address only when dry
-    int64_t arena_bytes = 0;    // never grows; the plan's high-water mark, or "unlimited" when dry
-    bool poison_freed = false;  // submit a fill of freed blocks to their stream (test device)
+    int64_t arena_bytes = 0;  // never grows; the plan's high-water mark, or "unlimited" when dry
+    // Of the test device: fills a freed block on its stream with what no result may depend on.
+    std::function<void(void* block, int64_t bytes, Stream& stream)> poison = nullptr;
   };
   explicit Allocator(const Options& options);
+  // A `poison` for memory that the host may write.
+  static void PoisonOnHost(void* block, int64_t bytes, Stream& stream);
   ~Allocator();
   Allocator(const Allocator&) = delete;
 

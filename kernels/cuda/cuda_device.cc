@@ -11,6 +11,19 @@
 #include "kernels/host/thread_placement.h"
 
 namespace upipe::kernels {
+namespace {
+
+using Poison = decltype(Allocator::Options::poison);
+
+Poison PoisonWith(CudaRuntime& runtime) {
+  return [&runtime](void* block, int64_t bytes, Stream& stream) {
+    CudaStream::Of(stream).Issue("poison", [&](CudaStreamHandle handle) {
+      return runtime.FillBytes(block, Allocator::kPoisonByte, bytes, handle);
+    });
+  };
+}
+
+}  // namespace
 
 // The device's memory of this rank.
 class CudaDevice::Arena {
@@ -82,16 +95,21 @@ CudaDevice::CudaDevice(const Options& options, const CudaDeviceFacts& facts,
       ops_(std::move(ops)),
       host_ops_(std::move(host_ops)),
       parallel_(std::make_shared<HostParallelFor>(options.num_threads, options.cpus)),
-      allocator_({.base = arena_->base(), .arena_bytes = arena_->bytes()}),
-      host_allocator_(
-          {.name = "host", .base = pool_->arena().base(), .arena_bytes = pool_->arena().bytes()}),
+      allocator_({.base = arena_->base(),
+                  .arena_bytes = arena_->bytes(),
+                  .poison = options.poison_freed ? PoisonWith(*runtime_) : nullptr}),
+      host_allocator_({.name = "host",
+                       .base = pool_->arena().base(),
+                       .arena_bytes = pool_->arena().bytes(),
+                       .poison = options.poison_freed ? Poison(Allocator::PoisonOnHost) : nullptr}),
       shared_(std::make_shared<const CudaStreamShared>(
           CudaStreamShared{.runtime = runtime_,
                            .events = std::make_shared<CudaEventPool>(runtime_),
                            .clock = std::make_shared<CudaClock>(runtime_),
                            .parallel = std::make_shared<HostParallelFor>(1, std::vector<int>()),
                            .device = absl::StrCat("GPU ", facts.ordinal, " (", facts.name, ")"),
-                           .moment = [this] { return allocator_.moment(); }})) {}
+                           .moment = [this] { return allocator_.moment(); },
+                           .delay = options.delay})) {}
 
 CudaDevice::~CudaDevice() {
   UPIPE_CHECK(parallel_.use_count() == 1)
@@ -103,7 +121,7 @@ std::unique_ptr<Stream> CudaDevice::CreateStream(std::string name) {
 }
 
 std::unique_ptr<Stream> CudaDevice::CreateHostStream(std::string name) {
-  return std::make_unique<HostStream>(std::move(name), parallel_, std::nullopt, options_.cpus);
+  return std::make_unique<HostStream>(std::move(name), parallel_, options_.delay, options_.cpus);
 }
 
 void CudaDevice::CopyRowsToHost(const RowsCopy& copy, Stream& stream) {

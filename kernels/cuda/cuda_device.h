@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,9 @@ class CudaDevice final : public Device {
     int num_threads = 1;     // loop threads of ops over host memory
     std::vector<int> cpus;   // where threads of the device run; none = anywhere
     int64_t pinned_block_bytes = PinnedPool::kBlockBytes;
+    // The test device: results must not change by a bit.
+    std::optional<StreamDelay> delay;
+    bool poison_freed = false;
   };
 
   // `ops` run on the device's streams, `host_ops` on its host streams. InvalidArgument for bad

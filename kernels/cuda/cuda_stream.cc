@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "common/check.h"
 #include "common/status.h"
 #include "kernels/api/device_fault.h"
@@ -272,6 +273,7 @@ CudaStream::CudaStream(std::string name, std::shared_ptr<const CudaStreamShared>
     return absl::OkStatus();
   };
   if (const absl::Status made = make(); !made.ok()) Fail(made);
+  if (shared_->delay) delays_.emplace(*shared_->delay, name_);
 }
 
 CudaStream::~CudaStream() {
@@ -313,6 +315,12 @@ void CudaStream::Fail(const absl::Status& error) {
 
 void CudaStream::Issue(const char* what,
                        const std::function<absl::Status(CudaStreamHandle)>& issue) {
+  if (delays_) {
+    Submit([delay = delays_->Next()](ExecContext&) {
+      absl::SleepFor(delay);
+      return absl::OkStatus();
+    });
+  }
   uint64_t number = 0;
   {
     std::lock_guard lock(progress_->mutex);

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -39,6 +40,7 @@ struct CudaStreamShared {
   std::shared_ptr<ParallelFor> parallel;  // what tasks get in their ExecContext
   std::string device;                     // for messages: "GPU 0 (NVIDIA H200)"
   std::function<std::string()> moment;    // where the step is; asked while a stream issues
+  std::optional<StreamDelay> delay = {};  // of the test device: before what a stream issues
 };
 
 class CudaStream final : public Stream {
@@ -92,6 +94,7 @@ class CudaStream final : public Stream {
   bool last_is_current_ = true;         // nothing was issued since
   uint32_t tickets_ = 0;                // foreign events waited for
   std::unique_ptr<HostStream> waiter_;  // waits for them; made by the first
+  std::optional<TaskDelays> delays_;
 };
 
 }  // namespace upipe::kernels

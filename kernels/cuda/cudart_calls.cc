@@ -181,6 +181,12 @@ class Cudart final : public CudaRuntime {
                           static_cast<size_t>(copy.rows), cudaMemcpyDefault, stream),
         "cudaMemcpy2DAsync");
   }
+  absl::Status FillBytes(void* memory, unsigned char byte, int64_t bytes,
+                         CudaStreamHandle stream) override {
+    UPIPE_RETURN_IF_ERROR(Here());
+    return CudaStatus(cudaMemsetAsync(memory, byte, static_cast<size_t>(bytes), stream),
+                      "cudaMemsetAsync");
+  }
   absl::Status CallHost(CudaStreamHandle stream, void (*function)(void*), void* argument) override {
     UPIPE_RETURN_IF_ERROR(Here());
     return CudaStatus(cudaLaunchHostFunc(stream, function, argument), "cudaLaunchHostFunc");

@@ -66,6 +66,9 @@ class CudaRuntime {
   virtual absl::Status WaitWord(CudaStreamHandle stream, uint32_t* word, uint32_t value) = 0;
   // One side is device memory. Strides up to row_stride_bytes_max.
   virtual absl::Status CopyRows(const RowsCopy& copy, CudaStreamHandle stream) = 0;
+  // Every byte of device memory.
+  virtual absl::Status FillBytes(void* memory, unsigned char byte, int64_t bytes,
+                                 CudaStreamHandle stream) = 0;
   // Calls function(argument) on a thread of the runtime's own; neither may call CUDA. Never called
   // once the device has failed.
   virtual absl::Status CallHost(CudaStreamHandle stream, void (*function)(void*),

@@ -49,10 +49,16 @@ void SubmitCopy(const RowsCopy& copy, const Side& device, const Side& host,
   stream.Submit([refusal = std::move(refusal)](ExecContext&) { return refusal; });
 }
 
+decltype(Allocator::Options::poison) PoisonOf(bool poison_freed) {
+  if (!poison_freed) return nullptr;
+  return Allocator::PoisonOnHost;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<HostDevice>> HostDevice::Create(const Options& options,
-                                                               std::unique_ptr<OpTable> ops) {
+                                                               std::unique_ptr<OpTable> ops,
+                                                               std::unique_ptr<OpTable> host_ops) {
   if (options.num_threads < 1 || options.num_threads > 1024) {
     return absl::InvalidArgumentError(absl::StrCat(
         options.name, " device: num_threads = ", options.num_threads, ", must be 1 to 1024"));
@@ -60,24 +66,26 @@ absl::StatusOr<std::unique_ptr<HostDevice>> HostDevice::Create(const Options& op
   UPIPE_RETURN_IF_ERROR(CheckCpus(options.cpus));
   UPIPE_ASSIGN_OR_RETURN(auto arena, HostArena::Map(options.arena_bytes, options.prefault));
   UPIPE_ASSIGN_OR_RETURN(auto host_arena, HostArena::Map(options.host_bytes, options.prefault));
-  return std::unique_ptr<HostDevice>(
-      new HostDevice(options, std::move(ops), std::move(arena), std::move(host_arena)));
+  return std::unique_ptr<HostDevice>(new HostDevice(options, std::move(ops), std::move(host_ops),
+                                                    std::move(arena), std::move(host_arena)));
 }
 
 HostDevice::HostDevice(const Options& options, std::unique_ptr<OpTable> ops,
-                       std::unique_ptr<HostArena> arena, std::unique_ptr<HostArena> host_arena)
+                       std::unique_ptr<OpTable> host_ops, std::unique_ptr<HostArena> arena,
+                       std::unique_ptr<HostArena> host_arena)
     : options_(options),
       ops_(std::move(ops)),
+      host_ops_(std::move(host_ops)),
       arena_(std::move(arena)),
       host_arena_(std::move(host_arena)),
       parallel_(std::make_shared<HostParallelFor>(options.num_threads, options.cpus)),
       allocator_({.base = arena_->base(),
                   .arena_bytes = arena_->bytes(),
-                  .poison_freed = options.poison_freed}),
+                  .poison = PoisonOf(options.poison_freed)}),
       host_allocator_({.name = "host",
                        .base = host_arena_->base(),
                        .arena_bytes = host_arena_->bytes(),
-                       .poison_freed = options.poison_freed}) {}
+                       .poison = PoisonOf(options.poison_freed)}) {}
 
 HostDevice::~HostDevice() {
   UPIPE_CHECK(parallel_.use_count() == 1)

@@ -29,9 +29,11 @@ class HostDevice final : public Device {
     bool poison_freed = false;
   };
 
-  // InvalidArgument for bad counts or CPUs, ResourceExhausted when an arena cannot be mapped.
-  static absl::StatusOr<std::unique_ptr<HostDevice>> Create(const Options& options,
-                                                            std::unique_ptr<OpTable> ops);
+  // `ops` run on the device's streams, `host_ops` on its host streams; the same where there are
+  // none. InvalidArgument for bad counts or CPUs, ResourceExhausted when an arena cannot be mapped.
+  static absl::StatusOr<std::unique_ptr<HostDevice>> Create(
+      const Options& options, std::unique_ptr<OpTable> ops,
+      std::unique_ptr<OpTable> host_ops = nullptr);
   // Streams made here must be gone, and buffers freed.
   ~HostDevice() override;
 
@@ -40,17 +42,19 @@ class HostDevice final : public Device {
   OpTable& ops() override { return *ops_; }
   std::unique_ptr<Stream> CreateStream(std::string name) override;
   Allocator& host_allocator() override { return host_allocator_; }
-  OpTable& host_ops() override { return *ops_; }
+  OpTable& host_ops() override { return host_ops_ != nullptr ? *host_ops_ : *ops_; }
   std::unique_ptr<Stream> CreateHostStream(std::string name) override;
   void CopyRowsToHost(const RowsCopy& copy, Stream& stream) override;
   void CopyRowsFromHost(const RowsCopy& copy, Stream& stream) override;
 
  private:
-  HostDevice(const Options& options, std::unique_ptr<OpTable> ops, std::unique_ptr<HostArena> arena,
+  HostDevice(const Options& options, std::unique_ptr<OpTable> ops,
+             std::unique_ptr<OpTable> host_ops, std::unique_ptr<HostArena> arena,
              std::unique_ptr<HostArena> host_arena);
 
   const Options options_;
   const std::unique_ptr<OpTable> ops_;
+  const std::unique_ptr<OpTable> host_ops_;
   const std::unique_ptr<HostArena> arena_;
   const std::unique_ptr<HostArena> host_arena_;
   const std::shared_ptr<HostParallelFor> parallel_;  // each stream holds a share

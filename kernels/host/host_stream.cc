@@ -48,16 +48,23 @@ class HostStream::PointState final : public Event::State {
   const uint64_t point_;
 };
 
+TaskDelays::TaskDelays(const StreamDelay& delay, const std::string& stream_name)
+    : longest_nanoseconds_(absl::ToInt64Nanoseconds(delay.longest)) {
+  std::seed_seq seed{delay.seed, static_cast<uint64_t>(std::hash<std::string>()(stream_name))};
+  random_.seed(seed);
+}
+
+absl::Duration TaskDelays::Next() {
+  const auto delays = static_cast<uint64_t>(longest_nanoseconds_) + 1;
+  return absl::Nanoseconds(random_() % delays);
+}
+
 HostStream::HostStream(std::string name, std::shared_ptr<ParallelFor> parallel,
                        std::optional<StreamDelay> delay, const std::vector<int>& cpus)
     : name_(std::move(name)),
       parallel_(std::move(parallel)),
-      progress_(std::make_shared<Progress>()),
-      delay_(delay) {
-  if (delay_) {
-    std::seed_seq seed{delay_->seed, static_cast<uint64_t>(std::hash<std::string>()(name_))};
-    delay_random_.seed(seed);
-  }
+      progress_(std::make_shared<Progress>()) {
+  if (delay) delays_.emplace(*delay, name_);
   thread_ = std::thread([this] { Loop(); });
   NameThread(thread_, name_);
   PlaceThread(thread_, cpus);
@@ -95,11 +102,7 @@ void HostStream::Push(Entry entry) {
 absl::Status HostStream::Execute(Entry& entry, bool in_error) {
   if (in_error) return absl::OkStatus();
   if (Event* event = std::get_if<Event>(&entry)) return event->Synchronize();
-  if (delay_) {
-    const auto longest = static_cast<uint64_t>(absl::ToInt64Nanoseconds(delay_->longest));
-    const uint64_t nanoseconds = delay_random_() % (longest + 1);
-    std::this_thread::sleep_for(std::chrono::nanoseconds(nanoseconds));
-  }
+  if (delays_) absl::SleepFor(delays_->Next());
   ExecContext context{*parallel_};
   return std::get<Task>(entry)(context);
 }

@@ -22,6 +22,17 @@ struct StreamDelay {
   absl::Duration longest = absl::Microseconds(200);
 };
 
+// The delays of one stream, in the order of its tasks.
+class TaskDelays {
+ public:
+  TaskDelays(const StreamDelay& delay, const std::string& stream_name);
+  absl::Duration Next();
+
+ private:
+  const int64_t longest_nanoseconds_;
+  std::mt19937_64 random_;
+};
+
 class HostStream final : public Stream {
  public:
   // Submit and Wait block while this many tasks are pending.
@@ -50,8 +61,7 @@ class HostStream final : public Stream {
   const std::string name_;
   const std::shared_ptr<ParallelFor> parallel_;
   const std::shared_ptr<Progress> progress_;  // shared with events, which may outlive the stream
-  std::optional<StreamDelay> delay_;
-  std::mt19937_64 delay_random_;
+  std::optional<TaskDelays> delays_;
   uint64_t submitted_ = 0;  // entries pushed; owned by the submitting host thread
   std::thread thread_;
 };

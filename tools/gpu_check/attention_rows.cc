@@ -234,7 +234,7 @@ absl::Status CheckRows(const Settings& settings, Findings& findings) {
 Part AttentionRowsPart(const Settings& settings) {
   Part part = {.name = "attention_rows",
                .what = "long attention against double precision in sampled rows",
-               .budget = absl::Seconds(90),
+               .budget = absl::Seconds(55),
                .cases = {},
                .run = [settings](Findings& f) { return CheckRows(settings, f); }};
   for (const LongCase& c : LongCases(settings.small)) part.cases.push_back(c.name);

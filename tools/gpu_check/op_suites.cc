@@ -27,6 +27,8 @@ constexpr char kLibraryCases[] = "*LibraryAttention*";
 constexpr char kSmallLibraryCases[] = "*LibraryAttention.Forward*/HeadDim64";
 constexpr char kInvariance[] = "*Invariance.*:*Documents.*:*Methods.*bf16";
 constexpr char kSmallInvariance[] = "*Documents.Peers13*/upipe*";
+constexpr char kTiming[] = "*Bits.TheSameTwiceUnderAnyTiming*";
+constexpr char kSmallTiming[] = "*Bits.TheSameTwiceUnderAnyTiming/upipeC2R1_*";
 
 // Tells each test's outcome to the findings.
 class Teller final : public ::testing::EmptyTestEventListener {
@@ -79,13 +81,24 @@ absl::Status RunOpTests(const Settings& settings, const std::string& attention_k
   return absl::OkStatus();
 }
 
+absl::Status RunTrainingTests(const Settings& settings, const std::string& filter,
+                              Findings& findings) {
+  testing::TestedBackend() = settings.backend;
+  // Without a GPU no test need try.
+  const kernels::DeviceOptions tiny = {
+      .backend = settings.backend, .arena_bytes = 1 << 20, .host_bytes = 1 << 20};
+  UPIPE_RETURN_IF_ERROR(kernels::CreateDevice(tiny).status());
+  RunTests(filter, findings);
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 Part OpSuitePart(const Settings& settings) {
   const std::string filter = absl::StrCat(settings.small ? kSmallOps : kOps, "-", kNotOnDevice);
   return {.name = "ops",
           .what = "every op against the reference",
-          .budget = absl::Seconds(80),
+          .budget = absl::Seconds(55),
           .cases = {"tests " + filter},
           .run = [=](Findings& f) { return RunOpTests(settings, "own", filter, f); }};
 }
@@ -94,7 +107,7 @@ Part LibrarySuitePart(const Settings& settings) {
   const std::string filter = settings.small ? kSmallLibraryCases : kLibraryCases;
   return {.name = "library_attention",
           .what = "cuDNN's attention against the reference",
-          .budget = absl::Seconds(45),
+          .budget = absl::Seconds(30),
           .cases = {"tests " + filter},
           .run = [=](Findings& f) { return RunOpTests(settings, "cudnn 9.19", filter, f); }};
 }
@@ -103,17 +116,18 @@ Part InvariancePart(const Settings& settings) {
   const std::string filter = settings.small ? kSmallInvariance : kInvariance;
   return {.name = "invariance",
           .what = "any method on any number of ranks, all on this device, gives one rank's numbers",
-          .budget = absl::Seconds(120),
+          .budget = absl::Seconds(45),
           .cases = {"tests " + filter},
-          .run = [=](Findings& findings) {
-            testing::TestedBackend() = settings.backend;
-            // Without a GPU no test need try.
-            const kernels::DeviceOptions tiny = {
-                .backend = settings.backend, .arena_bytes = 1 << 20, .host_bytes = 1 << 20};
-            UPIPE_RETURN_IF_ERROR(kernels::CreateDevice(tiny).status());
-            RunTests(filter, findings);
-            return absl::OkStatus();
-          }};
+          .run = [=](Findings& f) { return RunTrainingTests(settings, filter, f); }};
+}
+
+Part TimingPart(const Settings& settings) {
+  const std::string filter = settings.small ? kSmallTiming : kTiming;
+  return {.name = "timing",
+          .what = "delayed streams and poisoned memory change no bit of a training step",
+          .budget = absl::Seconds(30),
+          .cases = {"tests " + filter},
+          .run = [=](Findings& f) { return RunTrainingTests(settings, filter, f); }};
 }
 
 }  // namespace upipe::gpu_check

@@ -7,7 +7,7 @@ namespace upipe::gpu_check {
 Part MachinePart(const Settings&) {
   return {.name = "machine",
           .what = "driver, GPU, versions of the libraries",
-          .budget = absl::Seconds(20),
+          .budget = absl::Seconds(10),
           .cases = {},
           .run = [](Findings& findings) {
             for (const auto& [name, text] : DescribeMachine()) findings.Note(name, text);
@@ -27,6 +27,7 @@ std::vector<Part> AllParts(const Settings& settings) {
           RepeatPart(settings),
           StepPart(settings, settings.small ? 64 : 32 * 1024),
           StepPart(settings, settings.small ? 128 : 128 * 1024),
+          TimingPart(settings),
           InvariancePart(settings)};
 }
 

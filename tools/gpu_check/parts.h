@@ -15,6 +15,7 @@ Part LibrarySuitePart(const Settings& settings);          // op_suites.cc
 Part AttentionRowsPart(const Settings& settings);         // attention_rows.cc
 Part RepeatPart(const Settings& settings);                // repeat.cc
 Part WorkspacePart(const Settings& settings);             // repeat.cc
+Part TimingPart(const Settings& settings);                // op_suites.cc
 Part InvariancePart(const Settings& settings);            // op_suites.cc
 Part ElementwisePart(const Settings& settings);           // rates.cc
 Part MatmulPart(const Settings& settings);                // rates.cc

@@ -117,7 +117,7 @@ absl::Status MeasureAttention(const Settings& settings, Findings& findings) {
 Part ElementwisePart(const Settings& settings) {
   return {.name = "elementwise",
           .what = "ops that memory bounds, as a share of a plain copy",
-          .budget = absl::Seconds(30),
+          .budget = absl::Seconds(20),
           .cases = NamesOf(ElementwiseCalls(settings.small)),
           .run = [settings](Findings& f) { return MeasureElementwise(settings, f); }};
 }
@@ -125,7 +125,7 @@ Part ElementwisePart(const Settings& settings) {
 Part MatmulPart(const Settings& settings) {
   return {.name = "matmul",
           .what = "products in bf16 with fp32 sums",
-          .budget = absl::Seconds(25),
+          .budget = absl::Seconds(20),
           .cases = NamesOf(MatmulCalls(settings.small)),
           .run = [settings](Findings& f) { return MeasureMatmul(settings, f); }};
 }
@@ -133,7 +133,7 @@ Part MatmulPart(const Settings& settings) {
 Part AttentionRatesPart(const Settings& settings) {
   Part part = {.name = "attention_rates",
                .what = "causal attention, head_dim 128, forward and backward",
-               .budget = absl::Seconds(60),
+               .budget = absl::Seconds(45),
                .cases = {},
                .run = [settings](Findings& f) { return MeasureAttention(settings, f); }};
   for (const AttentionSize& size : AttentionSizes(settings.small)) {

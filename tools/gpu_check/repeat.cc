@@ -164,7 +164,7 @@ absl::Status AskAll(const Settings& settings, Findings& findings) {
 Part RepeatPart(const Settings& settings) {
   Part part = {.name = "repeat",
                .what = "every op twice: the same bits",
-               .budget = absl::Seconds(50),
+               .budget = absl::Seconds(35),
                .cases = {ToString(RepeatedAttention(settings.small))},
                .run = [settings](Findings& f) { return RepeatAll(settings, f); }};
   for (const CallSpec& spec : ElementwiseCalls(settings.small, kPart))
@@ -176,7 +176,7 @@ Part RepeatPart(const Settings& settings) {
 Part WorkspacePart(const Settings& settings) {
   Part part = {.name = "workspaces",
                .what = "scratch the libraries ask for against what plans count",
-               .budget = absl::Seconds(40),
+               .budget = absl::Seconds(25),
                .cases = {},
                .run = [settings](Findings& f) { return AskAll(settings, f); }};
   for (const auto& [tokens, documents] : AskedAttention(settings.small)) {

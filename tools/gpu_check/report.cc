@@ -35,7 +35,7 @@ nlohmann::ordered_json ToJson(const PartResult& result) {
                                  {"what", result.what},
                                  {"outcome", LowerCase(NameOf(result.outcome))},
                                  {"seconds", Seconds(result.taken)},
-                                 {"seconds_limit", Seconds(result.budget)},
+                                 {"seconds_limit", Seconds(result.limit)},
                                  {"checks_passed", result.found.passed}};
   json["numbers"] = nlohmann::ordered_json::array();
   for (const Number& number : result.found.numbers) json["numbers"].push_back(ToJson(number));
@@ -89,7 +89,7 @@ nlohmann::ordered_json ToJson(const ReportHead& head, const std::vector<PartResu
 std::string ToText(const PartResult& result) {
   std::string text =
       absl::StrFormat("%-16s %-8s %6.1f s of %3.0f", result.name, NameOf(result.outcome),
-                      Seconds(result.taken), Seconds(result.budget));
+                      Seconds(result.taken), Seconds(result.limit));
   if (result.found.passed > 0) absl::StrAppend(&text, ", ", result.found.passed, " checks");
   absl::StrAppend(&text, "   ", result.what, "\n");
   for (const auto& [name, note] : result.found.notes) {
@@ -132,12 +132,15 @@ std::string Summary(const std::vector<PartResult>& results) {
 
 std::string Listing(const std::vector<Part>& parts, absl::Duration limit) {
   std::string text;
+  absl::Duration budgets;
   for (const Part& part : parts) {
-    absl::StrAppend(&text, absl::StrFormat("%-16s at most %3.0f s   %s\n", part.name,
-                                           Seconds(part.budget), part.what));
+    budgets += part.budget;
+    absl::StrAppend(
+        &text, absl::StrFormat("%-18s %3.0f s   %s\n", part.name, Seconds(part.budget), part.what));
     for (const std::string& line : part.cases) absl::StrAppend(&text, "    ", line, "\n");
   }
-  absl::StrAppend(&text, parts.size(), " parts, at most ", Seconds(limit), " s together\n");
+  absl::StrAppend(&text, parts.size(), " parts, ", Seconds(budgets), " s of at most ",
+                  Seconds(limit), " s\n");
   return text;
 }
 

@@ -89,7 +89,7 @@ const char* NameOf(Outcome outcome) {
 }
 
 PartResult RunPart(const Part& part, absl::Duration limit, int log_fd) {
-  PartResult result = {.name = part.name, .what = part.what, .budget = part.budget};
+  PartResult result = {.name = part.name, .what = part.what, .limit = limit};
   const int fd = memfd_create("findings", MFD_CLOEXEC);
   UPIPE_CHECK(fd >= 0) << "no file for findings: " << std::strerror(errno);
   const absl::Time begin = absl::Now();
@@ -125,19 +125,23 @@ PartResult RunPart(const Part& part, absl::Duration limit, int log_fd) {
 std::vector<PartResult> RunParts(const std::vector<Part>& parts, absl::Duration limit, int log_fd,
                                  const std::function<void(const PartResult&)>& done) {
   const absl::Time deadline = absl::Now() + limit;
+  absl::Duration of_later;
+  for (const Part& part : parts) of_later += part.budget;
   std::vector<PartResult> results;
   for (const Part& part : parts) {
     const absl::Duration left = deadline - absl::Now();
+    of_later -= part.budget;
     if (left < std::min(part.budget, kLeastWorthwhile)) {
       results.push_back({.name = part.name,
                          .what = part.what,
-                         .budget = part.budget,
+                         .limit = absl::ZeroDuration(),
                          .taken = absl::ZeroDuration(),
                          .outcome = Outcome::kSkipped,
                          .found = {}});
       results.back().found.skipped.push_back("no time was left for it");
     } else {
-      results.push_back(RunPart(part, std::min(part.budget, left), log_fd));
+      results.push_back(
+          RunPart(part, std::max(std::min(part.budget, left), left - of_later), log_fd));
     }
     done(results.back());
   }

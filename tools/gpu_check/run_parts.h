@@ -15,7 +15,7 @@ namespace upipe::gpu_check {
 struct Part {
   std::string name;
   std::string what;                // one line
-  absl::Duration budget;           // stopped when it takes longer
+  absl::Duration budget;           // it may take this much in any case
   std::vector<std::string> cases;  // what it runs, with sizes: for the dry listing
   // What it returns is a failure, or with FailedPrecondition and ResourceExhausted why it cannot
   // run on this machine.
@@ -28,7 +28,7 @@ const char* NameOf(Outcome outcome);
 struct PartResult {
   std::string name;
   std::string what;
-  absl::Duration budget, taken;
+  absl::Duration limit, taken;
   Outcome outcome = Outcome::kPassed;
   FindingsRead found;  // how the process ended, where that was not well, is a failure
 };
@@ -37,8 +37,9 @@ struct PartResult {
 // to the file `log_fd`. Killed after `limit`.
 PartResult RunPart(const Part& part, absl::Duration limit, int log_fd);
 
-// All in order, together within `limit`: a part gets its budget or what is left, and is skipped,
-// saying so, when nothing is. `done` hears of each.
+// All in order, together within `limit`: a part is stopped when it has taken its budget and all
+// that earlier ones left of theirs, and is skipped, saying so, when there is no time. `done` hears
+// of each.
 std::vector<PartResult> RunParts(const std::vector<Part>& parts, absl::Duration limit, int log_fd,
                                  const std::function<void(const PartResult&)>& done);
 

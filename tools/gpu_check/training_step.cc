@@ -107,7 +107,7 @@ Part StepPart(const Settings& settings, int64_t tokens) {
   return {
       .name = "step_" + size,
       .what = "one training step of a 1B-shape layer stack; planned against measured bytes",
-      .budget = absl::Seconds(tokens > 64 * 1024 ? 75 : 40),
+      .budget = absl::Seconds(tokens > 64 * 1024 ? 55 : 25),
       .cases = {absl::StrCat(tokens, settings.small ? " tokens, a tiny model, bf16"
                                                     : " tokens, 16 layers of width 2048, 32 heads "
                                                       "of 64, 8 of keys and values, bf16")},

@@ -43,15 +43,18 @@ std::unique_ptr<Device> CreateHost(HostDevice::Options options) {
 }
 
 // Its pinned pool is cut into blocks of 64 KiB.
-std::unique_ptr<Device> CreateCuda(std::optional<StreamDelay> delay,
-                                   int64_t arena_bytes = kArenaBytes) {
+std::unique_ptr<Device> CreateCuda(std::optional<StreamDelay> runtime_delay,
+                                   int64_t arena_bytes = kArenaBytes,
+                                   std::optional<StreamDelay> delay = {}) {
   testing::FakeCudaRuntime::Options runtime;
-  runtime.delay = delay;
+  runtime.delay = runtime_delay;
   auto device =
       CudaDevice::Create({.arena_bytes = arena_bytes,
                           .host_bytes = kHostBytes,
                           .num_threads = 2,
-                          .pinned_block_bytes = 1 << 16},
+                          .pinned_block_bytes = 1 << 16,
+                          .delay = delay,
+                          .poison_freed = delay.has_value()},
                          std::make_shared<testing::FakeCudaRuntime>(runtime),
                          std::make_unique<FillOpTable>(), std::make_unique<FillOpTable>());
   EXPECT_TRUE(device.ok()) << device.status();
@@ -72,6 +75,8 @@ std::vector<DeviceCase> Cases() {
           {"test_device", true, [] { return CreateHost(TestDevice(1)); }},
           {"cuda", true, [] { return CreateCuda(std::nullopt); }},
           {"cuda_delayed", true, [] { return CreateCuda(StreamDelay{.seed = 5}); }},
+          {"cuda_test_device", true,
+           [] { return CreateCuda(std::nullopt, kArenaBytes, StreamDelay{.seed = 6}); }},
           {"dry", false, []() -> std::unique_ptr<Device> {
              return std::make_unique<DryDevice>("cpu", std::make_unique<FillOpTable>());
            }}};
@@ -614,15 +619,33 @@ TEST(TestDevice, DelaysAndPoisonDoNotChangeABit) {
   }
 }
 
+TEST(CudaDevice, PoisonsWhatIsFreed) {
+  const auto device = CreateCuda(std::nullopt, kArenaBytes, StreamDelay{.seed = 1});
+  const auto stream = device->CreateStream("compute");
+  for (Allocator* allocator : {&device->allocator(), &device->host_allocator()}) {
+    auto buffer = allocator->Allocate(MemoryTag::kWorkspace, 1000, *stream);
+    ASSERT_TRUE(buffer.ok());
+    const auto* bytes = static_cast<const unsigned char*>(buffer->data());
+    EXPECT_TRUE(std::all_of(bytes, bytes + 1000, [](unsigned char byte) { return byte == 0; }));
+    buffer->Free();
+    ASSERT_TRUE(stream->Synchronize().ok());
+    EXPECT_TRUE(std::all_of(bytes, bytes + 1000,
+                            [](unsigned char byte) { return byte == Allocator::kPoisonByte; }));
+  }
+}
+
 TEST(CudaDevice, GivesTheBytesAndAddressesOfTheHostDevice) {
   for (const int64_t arena_bytes : {kArenaBytes, kArenaBytes / 32}) {
     const auto host = CreateHost({.arena_bytes = arena_bytes, .num_threads = 2});
     const Outcome expected = RandomProgram(*host, 4).Execute();
     for (uint64_t delay_seed = 1; delay_seed <= 3; ++delay_seed) {
-      const auto cuda = CreateCuda(StreamDelay{.seed = delay_seed}, arena_bytes);
-      const Outcome outcome = RandomProgram(*cuda, 4).Execute();
-      EXPECT_EQ(outcome.values, expected.values) << "seed " << delay_seed;
-      EXPECT_EQ(outcome.offsets, expected.offsets);
+      const StreamDelay delay{.seed = delay_seed};
+      for (const auto& cuda :
+           {CreateCuda(delay, arena_bytes), CreateCuda(std::nullopt, arena_bytes, delay)}) {
+        const Outcome outcome = RandomProgram(*cuda, 4).Execute();
+        EXPECT_EQ(outcome.values, expected.values) << "seed " << delay_seed;
+        EXPECT_EQ(outcome.offsets, expected.offsets);
+      }
     }
   }
 }

@@ -16,7 +16,6 @@ struct EmulatedCudaBackend {
   static int64_t WorkspaceBytes(const Params& p) {
     return cuda::WorkspaceBytes(p, cuda::AttentionKernel::kOwn);
   }
-  static int64_t WorkspaceBytes(const MatmulParams&) { return 0; }
 
   static absl::Status Run(const MatmulParams& p, Workspace workspace, ExecContext& context) {
     return reference::Backend::Run(p, workspace, context);

@@ -261,6 +261,16 @@ absl::Status FakeCudaRuntime::CopyRows(const RowsCopy& copy, CudaStreamHandle st
   return absl::OkStatus();
 }
 
+absl::Status FakeCudaRuntime::FillBytes(void* memory, unsigned char byte, int64_t bytes,
+                                        CudaStreamHandle stream) {
+  UPIPE_RETURN_IF_ERROR(Status());
+  Of(stream).Submit([=](ExecContext&) {
+    std::memset(memory, byte, static_cast<size_t>(bytes));
+    return absl::OkStatus();
+  });
+  return absl::OkStatus();
+}
+
 absl::Status FakeCudaRuntime::CallHost(CudaStreamHandle stream, void (*function)(void*),
                                        void* argument) {
   UPIPE_RETURN_IF_ERROR(Status());

@@ -55,6 +55,8 @@ class FakeCudaRuntime final : public CudaRuntime {
   absl::Status WaitEvent(CudaStreamHandle stream, CudaEventHandle event) override;
   absl::Status WaitWord(CudaStreamHandle stream, uint32_t* word, uint32_t value) override;
   absl::Status CopyRows(const RowsCopy& copy, CudaStreamHandle stream) override;
+  absl::Status FillBytes(void* memory, unsigned char byte, int64_t bytes,
+                         CudaStreamHandle stream) override;
   absl::Status CallHost(CudaStreamHandle stream, void (*function)(void*), void* argument) override;
 
  private:

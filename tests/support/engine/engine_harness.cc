@@ -14,6 +14,8 @@
 #include "common/status.h"
 #include "engine/comm/comm_factory.h"
 #include "engine/comm/inproc/inproc_communicator.h"
+#include "kernels/dry/cuda_stand_in.h"
+#include "planner/device_file.h"
 #include "planner/plan.h"
 
 namespace upipe::testing {
@@ -44,7 +46,16 @@ void SetMemory(const SmallJob& job, v1::MemorySpec& m) {
   if (job.ring_keep) m.set_ring_kv(v1::RING_KV_KEEP);
 }
 
+std::map<std::string, DeviceMaker>& Played() {
+  static auto& played = *new std::map<std::string, DeviceMaker>();
+  return played;
+}
+
 }  // namespace
+
+void PlayBackend(const std::string& backend, DeviceMaker make) {
+  Played()[backend] = std::move(make);
+}
 
 std::string& TestedBackend() {
   static std::string& backend = *new std::string("cpu");
@@ -80,7 +91,16 @@ v1::JobSpec MakeSpec(const SmallJob& job) {
 }
 
 absl::StatusOr<v1::RunPlan> MakePlan(const v1::JobSpec& spec) {
-  return planner::MakeRunPlan(spec, {.check_data = false});
+  planner::PlanLimits limits{.check_data = false};
+  v1::DeviceFile device;
+  const v1::ParallelSpec parallel = WithDefaults(spec).parallel();
+  if (Played().count(parallel.backend()) > 0) {
+    UPIPE_ASSIGN_OR_RETURN(device, planner::FindDevice(parallel.device(), /*folder=*/""));
+    device.set_attention_kernel(kernels::kOwnAttention);
+    limits.device = &device;
+    limits.must_run = false;
+  }
+  return planner::MakeRunPlan(spec, limits);
 }
 
 train::HostTokens RankTokens::host() const {
@@ -165,19 +185,24 @@ engine::RankContext MakeContext(const v1::RunPlan& plan, kernels::Device& device
 
 absl::Status RunRanks(const RankThreads& threads, const std::function<absl::Status(Rank)>& body) {
   const int ranks = threads.plan.spec().parallel().ranks();
-  UPIPE_ASSIGN_OR_RETURN(const auto shared,
-                         comm::OpenCommDevice(threads.plan.spec().parallel().backend()));
+  const std::string& backend = threads.plan.spec().parallel().backend();
+  const auto played = Played().find(backend);
+  const DeviceMaker make = played != Played().end() ? played->second : kernels::CreateDevice;
+  std::shared_ptr<comm::CommDevice> shared;
+  if (played == Played().end()) {
+    UPIPE_ASSIGN_OR_RETURN(shared, comm::OpenCommDevice(backend));
+  }
   const auto comms =
       comm::InprocGroup::Create(ranks, {.deadline = absl::Minutes(1), .observer = {}}, shared);
   std::vector<absl::Status> statuses(ranks);
   auto run = [&](int rank) -> absl::Status {
     kernels::DeviceOptions options;
-    options.backend = threads.plan.spec().parallel().backend();
+    options.backend = backend;
     options.arena_bytes = threads.plan.ranks(rank).memory().arena_bytes();
     options.host_bytes = threads.plan.ranks(rank).host_memory().arena_bytes();
     options.num_threads = threads.plan.spec().parallel().threads_per_rank();
     if (threads.adjust) threads.adjust(rank, options);
-    UPIPE_ASSIGN_OR_RETURN(auto device, kernels::CreateDevice(options));
+    UPIPE_ASSIGN_OR_RETURN(auto device, make(options));
     const auto streams = engine::RankStreams::Create(*device, rank);
     const engine::RankContext context = MakeContext(threads.plan, *device, streams, *comms[rank]);
     UPIPE_ASSIGN_OR_RETURN(auto step, train::TrainStep::Create(context, threads.plan));

@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -25,6 +26,12 @@ using Tensors = std::map<std::string, std::vector<float>>;
 // The backend of jobs for which a test names none: "cpu", unless the program that runs the tests
 // sets another before the first.
 std::string& TestedBackend();
+
+// Plays a backend that this build may lack, from here on: its devices come of `make`, have host
+// memory and run our own attention; plans for it count that.
+using DeviceMaker =
+    std::function<absl::StatusOr<std::unique_ptr<kernels::Device>>(const kernels::DeviceOptions&)>;
+void PlayBackend(const std::string& backend, DeviceMaker make);
 
 // A small, valid job without data file.
 struct SmallJob {

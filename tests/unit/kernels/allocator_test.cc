@@ -242,7 +242,7 @@ TEST(Allocator, PoisonIsSubmittedBeforeTheBlockIsGivenUp) {
   size_t space = memory.size();
   std::align(Allocator::kAlignmentBytes, 512, base, space);
   NotingStream stream;
-  Allocator allocator({.base = base, .arena_bytes = 512, .poison_freed = true});
+  Allocator allocator({.base = base, .arena_bytes = 512, .poison = Allocator::PoisonOnHost});
   Take(allocator, 300, stream).Free();
   EXPECT_THAT(stream.calls, ElementsAre("submit", "record"));
   struct Inline final : ParallelFor {

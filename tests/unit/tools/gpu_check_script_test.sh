@@ -15,6 +15,9 @@ check() {
 tar -C "$folder" -xzf "$folder/check.tar.gz"
 cd "$folder"
 listing=$(gpu_check/gpu_check.sh --dry 2> /dev/null) || check "the archive does not list its parts"
+# Every part's own time is within that of the whole, and something is to spare.
+read -r own whole <<< "$(sed -nE 's/^[0-9]+ parts, ([0-9]+) s of at most ([0-9]+) s$/\1 \2/p' <<< "$listing")"
+((own * 100 <= whole * 97)) || check "the parts may take $own s of $whole: $listing"
 grep -q '17825792 tokens, window 4096' <<< "$listing" || check "the listing has no sizes: $listing"
 gpu_check/gpu_check.sh --backend cpu --small --only elementwise > out 2> err || check "a part did not run: $(cat out err)"
 grep -q 'of copy bandwidth' out || check "no numbers: $(cat out)"

@@ -121,6 +121,25 @@ TEST_F(GpuCheck, AFailureStopsNothingAndNoTimeIsSaid) {
             "skips, late\n");
 }
 
+TEST_F(GpuCheck, APartHasWhatEarlierOnesLeft) {
+  const auto passes = [](Findings& findings) {
+    findings.Passed("");
+    return absl::OkStatus();
+  };
+  const auto ignore = [](const PartResult&) {};
+  const std::vector<PartResult> results = RunParts({MakePart("first", passes, absl::Seconds(100)),
+                                                    MakePart("second", passes, absl::Seconds(200)),
+                                                    MakePart("third", passes, absl::Seconds(300))},
+                                                   absl::Seconds(620), log_, ignore);
+  const auto expect_about = [](const PartResult& result, int seconds) {
+    EXPECT_LE(result.limit, absl::Seconds(seconds)) << result.name;
+    EXPECT_GT(result.limit, absl::Seconds(seconds - 60)) << result.name;
+  };
+  expect_about(results[0], 120);
+  expect_about(results[1], 320);
+  expect_about(results[2], 620);
+}
+
 TEST_F(GpuCheck, WhatCannotRunHereIsSkippedAndNothingIsNotWell) {
   const auto no_gpu = [](Findings&) { return absl::FailedPreconditionError("no GPU"); };
   const auto no_memory = [](Findings&) { return absl::ResourceExhaustedError("80 GiB"); };
@@ -144,7 +163,7 @@ TEST_F(GpuCheck, ACutLineIsLeftOut) {
 std::vector<PartResult> MadeUp() {
   PartResult machine = {.name = "machine", .what = "the machine"};
   machine.found.notes = {{"gpu", "NVIDIA H200"}, {"cudnn", "9.19.0"}};
-  PartResult rates = {.name = "rates", .what = "how fast", .budget = absl::Seconds(60)};
+  PartResult rates = {.name = "rates", .what = "how fast", .limit = absl::Seconds(60)};
   rates.taken = absl::Milliseconds(12345);
   rates.found.numbers = {{"cuDNN forward, 32K tokens, 1 head", 687.96, "TFLOP/s", 650.0},
                          {"cuDNN backward, 32K tokens, 1 head", 512.34, "TFLOP/s", 550.0},
@@ -189,9 +208,9 @@ TEST_F(GpuCheck, TheListingHasSizesAndLimits) {
   const std::string text =
       Listing({MakePart("one", nullptr), MakePart("two", nullptr)}, absl::Seconds(30));
   EXPECT_EQ(text,
-            "one              at most  20 s   made up\n    one case\n"
-            "two              at most  20 s   made up\n    one case\n"
-            "2 parts, at most 30 s together\n");
+            "one                 20 s   made up\n    one case\n"
+            "two                 20 s   made up\n    one case\n"
+            "2 parts, 40 s of at most 30 s\n");
 }
 
 }  // namespace
