@@ -17,6 +17,7 @@ namespace {
 constexpr const char* kPassNames[] = {"idle", "starting",  "embed",     "forward",
                                       "loss", "backward",  "optimizer", "evaluate",
                                       "done", "restoring", "checkpoint"};
+static_assert(std::size(kPassNames) == kNumStepPasses);
 
 absl::StatusOr<void*> MapPage(int fd) {
   void* memory = mmap(nullptr, sizeof(PositionPage), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);

@@ -24,6 +24,7 @@ enum class StepPass : uint32_t {
   kRestoring,
   kCheckpoint
 };
+inline constexpr int kNumStepPasses = static_cast<int>(StepPass::kCheckpoint) + 1;
 const char* NameOf(StepPass pass);
 
 struct PositionPage {

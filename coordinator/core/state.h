@@ -15,6 +15,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "coordinator/core/event.h"
+#include "coordinator/core/tally.h"
 #include "coordinator/core/timing.h"
 #include "coordinator/core/transitions.h"
 #include "upipe/v1/node_service.pb.h"
@@ -104,15 +105,6 @@ struct Node {
   // Earlier starts of the worker, the newest few: a hello of theirs is old although its state
   // folder is another, whose starts are numbered on their own.
   std::vector<std::string> superseded;  // incarnations
-};
-
-// What happened since this coordinator started.
-struct Tally {
-  // By what ended the attempt and the budget it was charged to: infrastructure, application, none.
-  std::map<std::pair<v1::CauseKind, std::string>, int64_t> restarts;
-  int64_t stalls = 0;
-  int64_t commits = 0;
-  int64_t checkpoint_problems = 0;
 };
 
 // How long records of ended jobs are kept: the newest ones, none older than the age.

@@ -1,6 +1,7 @@
 #include "worker/agent/reporting.h"
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -83,6 +84,24 @@ v1::Heartbeat HeartbeatOf(const State& state) {
 
 bool IsLive(const Rank& rank) {
   return rank.launched && rank.report.state() < v1::RANK_STATE_EXITED;
+}
+
+SlotCounts CountSlots(const State& state) {
+  std::map<int, bool> held;  // slot -> quarantined
+  for (const auto& [key, rank] : state.ranks) {
+    if (rank.report.state() == v1::RANK_STATE_GONE) continue;
+    held[rank.report.slot()] |= rank.report.quarantined();
+  }
+  SlotCounts counts;
+  for (int slot = 0; slot < state.identity.num_slots(); ++slot) {
+    const auto holder = held.find(slot);
+    const bool sick =
+        slot < state.identity.devices_size() && !state.identity.devices(slot).sick().empty();
+    ++(holder == held.end() ? (sick ? counts.sick : counts.free)
+       : holder->second     ? counts.quarantined
+                            : counts.taken);
+  }
+  return counts;
 }
 
 BootTime SilentWhileLeavingAt(const State& state) {

@@ -11,6 +11,17 @@ void Changed(Rank& rank);
 // A trainer process may be at work.
 bool IsLive(const Rank& rank);
 
+// What the worker's slots are, each one of these.
+struct SlotCounts {
+  int free = 0;
+  int taken = 0;        // by a rank that is not proven gone
+  int quarantined = 0;  // that was not in time
+  int sick = 0;         // empty, and its device takes no rank
+
+  friend bool operator==(const SlotCounts&, const SlotCounts&) = default;
+};
+SlotCounts CountSlots(const State& state);
+
 // While leaving: when the coordinator counts as silent, should it say nothing more.
 BootTime SilentWhileLeavingAt(const State& state);
 

@@ -1,50 +1,70 @@
-// The worker's Prometheus endpoint: one set of series per slot, for the attempt that holds it.
+// The worker's Prometheus endpoint: what its slots hold and do, the gauges of each for the attempt
+// that holds it.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <string>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "upipe/v1/plan.pb.h"
 #include "upipe/v1/report.pb.h"
+#include "upipe/v1/worker_service.pb.h"
+#include "worker/agent/reporting.h"
+#include "worker/runtime/layer_progress.h"
+#include "worker/runtime/series.h"
 
 namespace upipe::worker {
-
-struct AttemptInfo {
-  int slot = 0;
-  std::string job;
-  int64_t generation = 0;
-  int rank = 0;
-  int64_t planned_bytes = 0;       // the plan's peak of this rank's device memory
-  int64_t planned_host_bytes = 0;  // and of its host memory
-};
 
 // Thread-safe.
 class MetricsEndpoint {
  public:
-  struct Names {
+  struct Identity {
     std::string worker;
     std::string node;
+    int num_slots = 0;
+    std::string version;
+    std::string backend;
+    std::string isa;
   };
   // Serves /metrics on `listen` ("127.0.0.1:0" = any free port).
   static absl::StatusOr<std::unique_ptr<MetricsEndpoint>> Start(const std::string& listen,
-                                                                const Names& names);
-  virtual ~MetricsEndpoint() = default;
+                                                                const Identity& identity);
 
   // "127.0.0.1:40123".
-  virtual const std::string& address() const = 0;
-  // The slot's earlier series go before the new ones appear.
-  virtual void BeginAttempt(const AttemptInfo& attempt) = 0;
-  virtual void Observe(int slot, const v1::StepReport& report) = 0;
+  const std::string& address() const { return address_; }
+  // The slot's earlier gauges are gone before the new ones appear; no scrape sees the time between.
+  void BeginAttempt(const v1::StartRank& start);
+  // Nothing but counters is left of the slot.
+  void EndAttempt(int slot);
+  void Observe(int slot, const v1::StepReport& report);
+  // Where the slot's rank is, and for how long.
+  void SetPosition(int slot, const v1::RankPosition& position, absl::Duration in_place);
   // By rank 0.
-  virtual void CountCheckpoint(int slot, const v1::CheckpointRef& committed) = 0;
-  virtual void CountProblem(int slot) = 0;
-  // Since the rank last moved.
-  virtual void SetInPlace(int slot, absl::Duration in_place) = 0;
-  // `outcome`: finished, left, killed, failed or not_started.
-  virtual void CountExit(const std::string& outcome) = 0;
-  virtual void EndAttempt(int slot) = 0;
+  void CountCheckpoint(int slot, const v1::CheckpointRef& committed);
+  void CountProblem(int slot);
+  void CountExit(RankOutcome outcome);
+  void SetWorker(bool connected, const SlotCounts& slots);
+
+ private:
+  struct Slot {
+    GaugeGroup gauges;
+    LayerProgress layers;
+    double flops_per_rank = 0;  // of a step, as MFU counts them
+    double peak_flops = 0;      // 0: not known
+  };
+  explicit MetricsEndpoint(const Identity& identity);
+  void InitialiseCounters(int num_slots);
+  void SetPlannedMemory(Slot& slot, const std::string& name, const v1::StartRank& start);
+  void SetMemory(Slot& slot, const std::string& name, const char* pool,
+                 const v1::MemoryUsage& usage);
+  void SetStep(Slot& slot, const std::string& name, const v1::StepReport& report);
+  void CountStep(const std::string& name, const v1::StepReport& report);
+
+  MetricsRegistry registry_;
+  const WorkerSeries series_{registry_};
+  std::map<int, Slot> slots_;
+  std::string address_;
 };
 
 }  // namespace upipe::worker

@@ -25,6 +25,7 @@
 #include "common/status.h"
 #include "common/units.h"
 #include "worker/agent/agent.h"
+#include "worker/agent/reporting.h"
 #include "worker/launcher/posix_launcher.h"
 #include "worker/rpc/coordinator_session.h"
 #include "worker/rpc/log_uploads.h"
@@ -91,22 +92,6 @@ absl::StatusOr<std::string> SocketPath(const WorkerOptions& options,
                    kSocketPathMax, " characters), and so is ", options.runtime_dir));
 }
 
-const char* NameOf(RankOutcome outcome) {
-  switch (outcome) {
-    case RankOutcome::kFinished:
-      return "finished";
-    case RankOutcome::kLeftOnNotice:
-      return "left";
-    case RankOutcome::kKilled:
-      return "killed";
-    case RankOutcome::kFailed:
-      return "failed";
-    case RankOutcome::kNotStarted:
-      return "not_started";
-  }
-  return "unknown";
-}
-
 // Which log folders belong to ranks that still run: read by upload threads.
 class LiveRanks {
  public:
@@ -159,6 +144,7 @@ class Daemon : public WorkerDaemon {
   void OnLaunchEvent(LaunchEvent event);
   void Handle(Event event);
   void Carry(const Actions& actions);
+  void TellMetrics();
   void ReadPositions(BootTime now);
   void PruneLogs();
   void WatchDevices();
@@ -178,7 +164,7 @@ class Daemon : public WorkerDaemon {
     metrics_->CountCheckpoint(action.slot, action.committed);
   }
   void Do(const RecordProblem& action) { metrics_->CountProblem(action.slot); }
-  void Do(const RecordExit& action) { metrics_->CountExit(NameOf(action.outcome)); }
+  void Do(const RecordExit& action) { metrics_->CountExit(action.outcome); }
   void Do(const ReleaseRank& action);
   void Do(const UploadLog& action);
   void Do(const NodeEvent& action) { UPIPE_LOG(INFO) << action.text; }
@@ -188,7 +174,8 @@ class Daemon : public WorkerDaemon {
   const std::string incarnation_;
   std::string socket_path_;
   State state_;
-  std::optional<BootTime> told_deadline_;  // the trainers' copy of the autonomy deadline
+  std::optional<BootTime> told_deadline_;     // the trainers' copy of the autonomy deadline
+  std::pair<bool, SlotCounts> told_metrics_;  // whether connected
   bool running_ = true;
   LiveRanks live_;
   // Only the coordinator can write without bound, and only its messages are refused when full. The
@@ -220,7 +207,12 @@ absl::Status Daemon::Initialize() {
         OnLaunchEvent(std::move(event));
       }));
   UPIPE_ASSIGN_OR_RETURN(
-      metrics_, MetricsEndpoint::Start(options_.metrics_listen, {options_.name, options_.node}));
+      metrics_, MetricsEndpoint::Start(options_.metrics_listen, {.worker = options_.name,
+                                                                 .node = options_.node,
+                                                                 .num_slots = options_.num_slots,
+                                                                 .version = options_.version,
+                                                                 .backend = options_.backend,
+                                                                 .isa = options_.isa}));
   TrainerServer::Callbacks from_trainers{
       [this](uint64_t connection, v1::TrainerMessage message) {
         events_.PushOverCapacity(FromTrainer{connection, std::move(message)});
@@ -298,11 +290,19 @@ void Daemon::Handle(Event event) {
   const BootTime now = SystemClock().Now();
   if (PositionsDue(state_, now)) ReadPositions(now);
   Carry(Step(state_, event, now));
+  TellMetrics();
   if (!state_.last_acknowledged.has_value()) return;
   const BootTime deadline = *state_.last_acknowledged + state_.timing.autonomy;
   if (deadline == told_deadline_) return;
   told_deadline_ = deadline;
   launcher_->SetDeadline(deadline);
+}
+
+void Daemon::TellMetrics() {
+  const std::pair now(state_.phase == SessionPhase::kOpen, CountSlots(state_));
+  if (now == told_metrics_) return;
+  told_metrics_ = now;
+  metrics_->SetWorker(now.first, now.second);
 }
 
 void Daemon::Carry(const Actions& actions) {
@@ -317,8 +317,8 @@ void Daemon::ReadPositions(BootTime now) {
   }
   Carry(Step(state_, read, now));
   for (const auto& [key, rank] : state_.ranks) {
-    if (rank.launched && rank.report.state() < v1::RANK_STATE_EXITED)
-      metrics_->SetInPlace(rank.report.slot(), rank.in_place);
+    if (IsLive(rank) && rank.position_read_at.has_value())
+      metrics_->SetPosition(rank.report.slot(), rank.position, rank.in_place);
   }
 }
 
@@ -374,13 +374,7 @@ std::map<std::string, std::string> Daemon::EnvironmentOf(const LaunchRank& actio
 
 void Daemon::Do(const LaunchRank& action) {
   const Rank& rank = state_.ranks.at(action.key);
-  const v1::RunPlan& plan = rank.start->plan();
-  AttemptInfo info{action.slot, action.job, action.generation, action.key.rank};
-  if (action.key.rank < plan.ranks_size()) {
-    info.planned_bytes = plan.ranks(action.key.rank).memory().peak_bytes();
-    info.planned_host_bytes = plan.ranks(action.key.rank).host_memory().peak_bytes();
-  }
-  metrics_->BeginAttempt(info);
+  metrics_->BeginAttempt(*rank.start);
   LaunchSpec spec{action.key,
                   action.job,
                   action.generation,

@@ -117,6 +117,9 @@ TrainerMessage Report(int64_t step, int64_t total) {
   report.set_loss(5.0 / static_cast<double>(step));
   report.set_step_seconds(1);
   report.set_comm_seconds(0.25);
+  upipe::v1::CommUse& use = *report.add_comm();
+  use.set_operation("all_to_all");
+  use.set_seconds(0.25);
   report.mutable_memory()->set_peak_bytes(4096);
   upipe::v1::TagBytes& tag = *report.mutable_memory()->add_tags();
   tag.set_tag("weights");

@@ -241,6 +241,8 @@ TEST_P(WorkerFault, AKilledTrainerIsASignalWeDidNotSend) {
   ASSERT_TRUE(coordinator_->WaitForState(1, v1::RANK_STATE_GONE));
   EXPECT_FALSE(Report(1).signal_sent_by_worker());
   EXPECT_THAT(Report(1).cause().evidence(), HasSubstr("SIGKILL we did not send"));
+  EXPECT_THAT(Scrape(coordinator_->hellos.front().metrics_address()),
+              HasSubstr("upipe_rank_exits_total{node=\"n1\",outcome=\"failed\",worker=\"w1\"} 1"));
   ASSERT_TRUE(coordinator_->WaitForState(0, v1::RANK_STATE_GONE));
 }
 
@@ -645,10 +647,12 @@ TEST_P(WorkerFault, MetricsFollowTheAttemptThatHoldsTheSlot) {
   EXPECT_TRUE(Eventually([&] {
     return absl::StrContains(Scrape(address), absl::StrCat("upipe_rank_in_place_seconds{", slot));
   }));
-  EXPECT_THAT(text,
-              HasSubstr(absl::StrCat("upipe_comm_seconds_total{", slot, ",worker=\"w1\"} 0.75")));
-  EXPECT_THAT(
-      text, HasSubstr("upipe_attempt_info{generation=\"1\",job=\"job-1\",node=\"n1\",rank=\"1\""));
+  EXPECT_THAT(text, HasSubstr("upipe_comm_seconds_total{node=\"n1\",operation=\"all_to_all\","
+                              "slot=\"1\",worker=\"w1\"} 0.75"));
+  EXPECT_THAT(text, HasSubstr("upipe_slots{node=\"n1\",state=\"taken\",worker=\"w1\"} 2"));
+  EXPECT_THAT(text, HasSubstr("upipe_worker_connected{node=\"n1\",worker=\"w1\"} 1"));
+  EXPECT_THAT(text, ::testing::ContainsRegex("upipe_attempt_info\\{generation=\"1\",job=\"job-1\","
+                                             "node=\"n1\",plan=\"[0-9a-f]{16}\",rank=\"1\""));
   coordinator_->Stop(1, nonce, 0);
   ASSERT_TRUE(coordinator_->WaitForState(0, v1::RANK_STATE_GONE));
   ASSERT_TRUE(coordinator_->WaitForState(1, v1::RANK_STATE_GONE));

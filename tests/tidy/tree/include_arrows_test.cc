@@ -38,6 +38,8 @@ const std::map<std::string, std::set<std::string>>& Arrows() {
       {"worker/trainer_main.cc", {"common", "kernels", "engine", "worker", "upipe"}},
       {"client/", {"common", "client", "upipe"}},
       {"tools/", {"common", "kernels", "engine", "planner", "tools", "upipe"}},
+      // Documents what the daemons serve.
+      {"tools/metrics/", {"common", "coordinator", "worker"}},
       // Runs the project's own test suites on a GPU.
       {"tools/gpu_check/", {"common", "kernels", "engine", "planner", "tools", "tests", "upipe"}},
   };
@@ -126,7 +128,7 @@ TEST(IncludeArrows, LibrariesStayInTheirFolder) {
       {"SQLite", std::regex(R"(^sqlite3\.h)"), std::regex("^(coordinator/store|tests/)")},
       {"yaml-cpp", std::regex("^yaml-cpp/"), std::regex("^common/spec/")},
       {"prometheus-cpp", std::regex("^prometheus/"),
-       std::regex("^(coordinator|worker)/runtime/|^tests/")},
+       std::regex("^common/metrics/|^tests/")},
       {"CLI11", std::regex("^CLI/"),
        std::regex(R"(main\.cc$|^client/command_line|^common/parse_arguments|^benchmarks/)")},
   };

@@ -4,11 +4,26 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/unit/worker/agent_driver.h"
+#include "worker/agent/reporting.h"
 
 namespace upipe::worker {
 namespace {
 
 using ::testing::IsEmpty;
+
+TEST(Agent, SlotsAreCountedByWhatTheyAre) {
+  Agent agent;  // four slots
+  agent.state.identity.add_devices()->set_sick("too hot");
+  agent.state.identity.add_devices();
+  EXPECT_EQ(CountSlots(agent.state), (SlotCounts{.free = 3, .sick = 1}));
+  agent.StartRunning(1, "a", 0, 0);
+  agent.StartRunning(1, "a", 1, 1);
+  EXPECT_EQ(CountSlots(agent.state), (SlotCounts{.free = 2, .taken = 2}));
+  agent.state.ranks.at({"a", 1}).report.set_quarantined(true);
+  EXPECT_EQ(CountSlots(agent.state), (SlotCounts{.free = 2, .taken = 1, .quarantined = 1}));
+  agent.Do(ProcessGone{{"a", 0}});
+  EXPECT_EQ(CountSlots(agent.state), (SlotCounts{.free = 2, .quarantined = 1, .sick = 1}));
+}
 
 TEST(Agent, TheResumePointTravelsBothWays) {
   Agent agent;
