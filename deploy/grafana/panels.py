@@ -10,7 +10,7 @@ ROWS = 24  # columns of Grafana's grid
 TAG_COLORS = {
     "weights": "#1f4e8c", "gradients": "#4a80c4", "optimizer": "#97bce6", "residual": "#3b9c83", "attn_q": "#7c2d06",
     "attn_kv": "#b4490f", "attn_exchange": "#d97024", "attn_out": "#ee9c55", "attn_grad": "#f8c795", "mlp": "#7a5bb0",
-    "logits": "#a78fd1", "comm": "#9a9da1", "workspace": "#c4c6c8", "checkpoint": "#6fa3a8", "offload_host": "#3b9c83",
+    "logits": "#a78fd1", "comm": "#9a9da1", "workspace": "#c4c6c8", "checkpoint": "#6fa3a8",
 }
 STAGE_COLORS = {
     "projection": "#4a80c4", "exchange": "#d97024", "attention": "#b4490f", "return": "#ee9c55", "mlp": "#7a5bb0",
@@ -38,11 +38,13 @@ def one(title, description, unit, expr, *, thresholds=None, decimals=None, width
 
 
 def lines(title, description, unit, queries, *, stacked=False, colors=None, thresholds=None, low=0, high=None, width=12,
-          height=8, points=False):
-    """Courses over time. stacked: on one another, those that are dashed apart."""
+          height=8, points=False, soft_low=None):
+    """Courses over time. stacked: on one another, those that are dashed apart. soft_low: the axis begins there, or lower."""
     custom = {"drawStyle": "line", "lineWidth": 1 if stacked else 2, "fillOpacity": 70 if stacked else 0, "showPoints": "never",
               "spanNulls": False, "stacking": {"mode": "normal" if stacked else "none", "group": "A"},
               "thresholdsStyle": {"mode": "line" if thresholds else "off"}}
+    if soft_low is not None:
+        low, custom["axisSoftMin"] = None, soft_low
     if points:
         custom |= {"drawStyle": "bars", "fillOpacity": 80, "lineWidth": 0}
     found = panel("timeseries", title, description, unit, queries, width, height, thresholds, custom=custom, low=low, high=high, options={

@@ -1,5 +1,6 @@
 """The dashboards of what runs: memory, throughput, one job. Series of a worker say where; who runs there comes from
-upipe_attempt_info, joined by worker and slot (several workers may share a node)."""
+upipe_attempt_info, joined by worker and slot (several workers may share a node). topk: one occupant of a slot, also where
+Prometheus missed an end and still shows two; without it the whole panel would fail."""
 
 from panels import (BAD, GOOD, PLAIN, STAGE_COLORS, TAG_COLORS, WARN, bars, dashboard, lines, one, series, steps, table,
                     variable)
@@ -14,7 +15,11 @@ WITHIN_PLAN = steps((None, GOOD), (1.0000001, BAD))
 
 def of(expr, occupants=SHOWN):
     """Of the ranks that are shown, with their job and rank as labels."""
-    return f"{expr} * on (worker, slot) group_left (job, rank) {occupants}"
+    return joined(expr, "job, rank", occupants)
+
+
+def joined(expr, labels, occupants):
+    return f"{expr} * on (worker, slot) group_left ({labels}) topk by (worker, slot) (1, {occupants})"
 
 
 def memory():
@@ -40,10 +45,11 @@ def memory():
             f"sum({of(host_peak)})"),
     ]
     device = [
-        lines("Device memory by tag", "What the shown ranks hold at their last report, stacked, below what was planned for them and "
-              "what they may take. Choose one slot to see one rank.", "bytes",
-              [series(f"sum by (tag) ({of(pool('upipe_memory_bytes'))})", "{{tag}}"),
-               series(f"sum({of(peak)})", "peak", dashed=True, color=PLAIN),
+        lines("Device memory by tag", "What the shown ranks hold after their last step, stacked, and on top of it what comes and goes "
+              "inside a step, up to their peaks; the lines are what was planned and what they may take. Choose one slot to see one "
+              "rank.", "bytes",
+              [series(f"sum by (tag) ({of(pool('upipe_memory_bytes'))} > 0)", "{{tag}}"),
+               series(f"sum({of(peak)}) - sum({of(pool('upipe_memory_bytes'))})", "inside a step", color="#e9c9a8"),
                series(f"sum({of(planned)})", "planned peak", dashed=True, color=PLAN_COLOR),
                series(f"sum({of(limit)})", "limit", dashed=True, color=LIMIT_COLOR)],
               stacked=True, colors=TAG_COLORS, width=16, height=11),
@@ -60,29 +66,30 @@ def memory():
               [(title, "bytes", f"sum by (job, rank, worker, slot) ({of(pool(f'upipe_memory_{name}_bytes'))})")
                for title, name in (("Peak", "peak"), ("Planned", "planned"), ("Arena", "arena"), ("Limit", "limit"))], height=10),
         lines("Planned minus measured, by rank", "Planned peak minus peak so far: it falls to its end within the first step and stays "
-              "there.", "bytes", [series(of(f"({planned} - {peak})"), RANK)], thresholds=steps((None, BAD), (0, GOOD)), low=None),
+              "there.", "bytes", [series(of(f"({planned} - {peak})"), RANK)], thresholds=steps((None, BAD), (0, GOOD)), soft_low=0),
         lines("Headroom by rank", "Limit minus peak.", "bytes", [series(of(f"({limit} - {peak})"), RANK)]),
     ]
     hosts = [
-        lines("Host memory by tag", "What the shown ranks hold in their host pools, below plan and limit.", "bytes",
-              [series(f"sum by (tag) ({of(host('upipe_memory_bytes'))})", "{{tag}}"),
+        lines("Host memory by tag", "What the shown ranks hold in their host pools after their last step: snapshots of checkpoints, offloaded layer "
+              "inputs.", "bytes",
+              [series(f"sum by (tag) ({of(host('upipe_memory_bytes'))} > 0)", "{{tag}}"),
                series(f"sum({of(host_peak)})", "peak", dashed=True, color=PLAIN),
                series(f"sum({of(host_planned)})", "planned peak", dashed=True, color=PLAN_COLOR),
                series(f"sum({of(host_limit)})", "limit", dashed=True, color=LIMIT_COLOR)],
               stacked=True, colors=TAG_COLORS),
         lines("Host memory, planned minus measured", "By rank; below zero the plan was exceeded.", "bytes",
-              [series(of(f"({host_planned} - {host_peak})"), RANK)], low=None),
+              [series(of(f"({host_planned} - {host_peak})"), RANK)], soft_low=0),
     ]
     jobs = [
-        lines("Device memory by job", "What all ranks of each job hold at their last report.", "bytes",
-              [series(f"sum by (job) ({of(pool('upipe_memory_bytes'))})", "{{job}}")], stacked=True),
+        lines("Device memory by job", "Peaks of all ranks of each job together.", "bytes",
+              [series(f"sum by (job) ({of(peak)})", "{{job}}")], stacked=True),
         bars("Largest rank of each job", "Highest peak of a rank.", "bytes", f"max by (job) ({of(peak)})", "{{job}}", width=12),
     ]
     stages = [
         lines("Attention memory, peak and plan", "Peak of the attn_* tags together: what head chunks make small. One head chunk's "
               "queries, keys, outputs and their gradients, and what waits in an exchange.", "bytes",
               [series(of("upipe_attention_peak_bytes"), RANK),
-               series(of("upipe_attention_planned_bytes"), f"{RANK}, planned", dashed=True, color=PLAN_COLOR)]),
+               series(f"max by (job) ({of('upipe_attention_planned_bytes')})", "{{job}}, planned", dashed=True, color=PLAN_COLOR)]),
         bars("Peaks of attention tags", "Own peak of each, of the rank that held most of it.", "bytes",
              "max by (tag) (" + of(pool("upipe_memory_tag_peak_bytes", ', tag=~"attn_.+"')) + ")", "{{tag}}", width=12),
         lines("Stage seconds of the last step", "Mean over the shown ranks: projection, exchange to head owners, attention, return of "
@@ -111,7 +118,7 @@ def throughput():
     ranks = f"count by (job) ({JOB})"
     exchanged = of(rate('upipe_stage_seconds_total{stage=~"exchange|return|weights|gradients|offload"}'))
     hidden = of(rate("upipe_hidden_seconds_total"))
-    hidden_share = f"sum by (job) ({hidden}) / (sum by (job) ({hidden}) + sum by (job) ({exchanged}))"
+    hidden_share = f"sum by (job) ({hidden}) / sum by (job) ({exchanged})"
     spread = 'upipe_job_own_seconds_max{job=~"$job"} / upipe_job_own_seconds_median{job=~"$job"}'
     summary = [
         one("Tokens per second", "Of all shown jobs.", "short", f"sum({tokens})"),
@@ -131,10 +138,11 @@ def throughput():
               [series(f"avg by (job) ({of('upipe_causal_mfu_ratio')})", "{{job}}")]),
         lines("Step seconds", "Last step of each job and, dashed, the time outside collectives of its slowest rank.", "s",
               [series(f"max by (job) ({of('upipe_step_seconds')})", "{{job}}"),
-               series(f"max by (job) ({of('upipe_step_own_seconds')})", "{{job}}, own", dashed=True, color=PLAN_COLOR)]),
+               series(f"max by (job) ({of('upipe_step_own_seconds')})", "{{job}}, own", dashed=True)]),
     ]
     where = [
-        lines("Where the time goes", "Seconds a second in each stage, mean over the shown ranks.", "percentunit",
+        lines("Where the time goes", "Seconds a second that streams spend on each kind of work, mean over the shown ranks. Streams run beside each other, "
+              "so the sum may exceed 1.", "percentunit",
               [series(f"avg by (stage) ({of(rate('upipe_stage_seconds_total'))})", "{{stage}}")], stacked=True, colors=STAGE_COLORS),
         lines("Hidden share by job", "Exchanges and copies that passed while the rank computed, of all their time.", "percentunit",
               [series(hidden_share, "{{job}}")], high=1),
@@ -206,9 +214,9 @@ def job():
         bars("Memory against its limit", "Peak of each rank; a full bar is its limit.", "percentunit",
              mine('upipe_memory_peak_bytes{pool="device"} / upipe_memory_limit_bytes{pool="device"}'), name, high=1,
              thresholds=NEAR_LIMIT, width=12),
-        lines("Peak and plan", "Device memory of each rank; dashed, its planned peak.", "bytes",
+        lines("Peak and plan", "Device memory of each rank; dashed, the largest planned peak.", "bytes",
               [series(mine('upipe_memory_peak_bytes{pool="device"}'), name),
-               series(mine('upipe_memory_planned_bytes{pool="device"}'), f"{name}, planned", dashed=True, color=PLAN_COLOR)]),
+               series(f"""max({mine('upipe_memory_planned_bytes{pool="device"}')})""", "planned, the largest", dashed=True, color=PLAN_COLOR)]),
     ]
     safety = [
         lines("Steps and checkpoints", "The last step and the step of the newest checkpoint.", "none",
@@ -222,8 +230,8 @@ def job():
               [series(f"count by (generation) ({JOB})", "generation {{generation}}")], stacked=True, width=12),
         table("Where its ranks are", "Worker, slot and plan of every rank that runs now.",
               {"rank": "Rank", "worker": "Worker", "node": "Node", "slot": "Slot", "generation": "Generation", "plan": "Plan"},
-              [("Step", "none", "max by (rank, worker, node, slot, generation, plan) (upipe_step * on (worker, slot) "
-                f"group_left (rank, generation, plan) {JOB})")], width=12),
+              [("Step", "none", "max by (rank, worker, node, slot, generation, plan) ("
+                f"{joined('upipe_step', 'rank, generation, plan', JOB)})")], width=12),
     ]
     return dashboard("job", "One job", "What a job does now, how it learns, what it would lose, and its restarts.",
                      [variable("job", "Job", "label_values(upipe_job_step, job)", many=False)],
