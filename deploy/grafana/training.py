@@ -37,7 +37,7 @@ def memory():
         one("Least headroom", "Limit minus peak, of the rank with the least.", "bytes", f"min({of(f'({limit} - {peak})')})"),
         one("Measured of planned", "Highest peak of any rank over its planned peak. On CPU a finished step is at 100 %; above it the "
             "plan was wrong.", "percentunit", f"max({of(f'{peak} / {planned}')})", thresholds=WITHIN_PLAN, decimals=1),
-        one("Planned minus measured", "Of the rank where it is least; below zero the plan was exceeded.", "bytes",
+        one("Planned − measured", "Of the rank where it is least; below zero the plan was exceeded.", "bytes",
             f"min({of(f'({planned} - {peak})')})", thresholds=steps((None, BAD), (0, GOOD))),
         one("Attention of its plan", "Peak of the attn_* tags together over what was planned for them, highest rank.", "percentunit",
             f"max({of('upipe_attention_peak_bytes / upipe_attention_planned_bytes')})", thresholds=WITHIN_PLAN, decimals=1),
