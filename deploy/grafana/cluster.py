@@ -10,8 +10,9 @@ GOODPUT = ('sum(rate(upipe_attempt_seconds_total{outcome="kept"}[%s])) / sum(rat
 
 
 def quantile(share, histogram, by="", window="$__rate_interval"):
+    """Of what there was in the window; without it there is no value at all, rather than one that is no number."""
     labels = f"le, {by}" if by else "le"
-    return f"histogram_quantile({share}, sum by ({labels}) (rate({histogram}_bucket[{window}])))"
+    return f"histogram_quantile({share}, sum by ({labels}) (rate({histogram}_bucket[{window}]))) >= 0"
 
 
 def grown(counter, by=""):

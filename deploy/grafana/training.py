@@ -118,7 +118,7 @@ def throughput():
     ranks = f"count by (job) ({JOB})"
     exchanged = of(rate('upipe_stage_seconds_total{stage=~"exchange|return|weights|gradients|offload"}'))
     hidden = of(rate("upipe_hidden_seconds_total"))
-    hidden_share = f"sum by (job) ({hidden}) / sum by (job) ({exchanged})"
+    hidden_share = f"sum by (job) ({hidden}) / (sum by (job) ({exchanged}) > 0)"
     spread = 'upipe_job_own_seconds_max{job=~"$job"} / upipe_job_own_seconds_median{job=~"$job"}'
     summary = [
         one("Tokens per second", "Of all shown jobs.", "short", f"sum({tokens})"),
@@ -149,7 +149,7 @@ def throughput():
         lines("Bus bandwidth", "Bytes over seconds of each kind of collective, mean over the shown ranks; waiting for a slower peer "
               "counts as time.", "Bps",
               [series(f"sum by (operation) ({of(rate('upipe_comm_bytes_total'))}) / "
-                      f"sum by (operation) ({of(rate('upipe_comm_seconds_total'))})", "{{operation}}")]),
+                      f"(sum by (operation) ({of(rate('upipe_comm_seconds_total'))}) > 0)", "{{operation}}")]),
         lines("Time in collectives", "Share of time, mean over the shown ranks.", "percentunit",
               [series(f"sum by (operation) ({of(rate('upipe_comm_seconds_total'))}) / scalar(count({SHOWN}))", "{{operation}}")],
               stacked=True),
