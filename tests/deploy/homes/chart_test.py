@@ -14,7 +14,7 @@ from chart import CHART, HERE, NAMESPACE, ROOT, pods, render, value_sets
 VERSIONS = ("1.27", "1.37")  # the oldest the chart allows, the newest there is a schema of
 KINDS = {  # what the chart may bring into a cluster at all
     "ServiceAccount", "Service", "StatefulSet", "DaemonSet", "Job", "NetworkPolicy", "PodDisruptionBudget",
-    "ServiceMonitor", "PodMonitor", "PrometheusRule",
+    "ServiceMonitor", "PodMonitor", "PrometheusRule", "ConfigMap",
 }
 UNITS = {"": 1, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40,
          "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
@@ -92,7 +92,7 @@ class Schemas(unittest.TestCase):
 
     def test_misspelt_values_are_refused(self):
         for path in ("", "image", "coordinator", "coordinator.storage", "worker", "worker.rdma", "worker.state", "data",
-                     "networkPolicy", "monitoring", "check"):
+                     "networkPolicy", "monitoring", "dashboards", "check"):
             values = {"misspelt": 1}
             for key in reversed(path.split(".") if path else []):
                 values = {key: values}
@@ -125,7 +125,7 @@ class Policies(unittest.TestCase):
         self.assertEqual((chart["version"], chart["appVersion"]), (version, version))
 
     def test_names_follow_the_release(self):
-        for _, thing in render({"monitoring": {"enabled": True}}, name="team-a"):
+        for _, thing in render({"monitoring": {"enabled": True}, "dashboards": {"enabled": True}}, name="team-a"):
             self.assertTrue(thing["metadata"]["name"].startswith("team-a-upipe"), thing["metadata"]["name"])
             self.assertEqual(thing["metadata"]["namespace"], NAMESPACE)
 
@@ -242,14 +242,36 @@ class Policies(unittest.TestCase):
                     self.assertIn(thing["spec"]["endpoints"][0]["port"], [p["name"] for p in found[0]["spec"]["ports"]])
 
 
-class Alerts(unittest.TestCase):
-    def test_runbooks_exist(self):
-        thing, = [o for _, o in render({"monitoring": {"enabled": True}}) if o["kind"] == "PrometheusRule"]
-        for rule in rules(thing):
-            path, anchor = rule["annotations"]["runbook"].split("#")
-            titles = re.findall(r"^#+ (.*)$", (ROOT / path).read_text(), re.MULTILINE)
-            anchors = {re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-") for title in titles}
-            self.assertIn(anchor, anchors, rule["alert"])
+class Monitoring(unittest.TestCase):
+    def objects(self, kind, **monitoring):
+        values = {"monitoring": {"enabled": True, **monitoring}, "dashboards": {"enabled": True}}
+        return [o for _, o in render(values) if o["kind"] == kind]
+
+    def test_rules_are_those_of_deploy_prometheus(self):
+        thing, = self.objects("PrometheusRule")
+        wanted = []
+        for path in sorted((ROOT / "deploy" / "prometheus" / "rules").glob("*.yaml")):
+            wanted += yaml.safe_load(path.read_text())["groups"]
+        self.assertEqual(thing["spec"]["groups"], wanted)
+
+    def test_runbooks_get_their_address(self):
+        thing, = self.objects("PrometheusRule", runbooks="https://git.example/upipe/")
+        urls = [rule["annotations"]["runbook_url"] for rule in rules(thing) if "alert" in rule]
+        self.assertEqual([url for url in urls if not url.startswith("https://git.example/upipe/docs/operations.md#")], [])
+
+    def test_dashboards_are_those_of_deploy_grafana(self):
+        found = {}
+        for thing in self.objects("ConfigMap"):
+            self.assertEqual(thing["metadata"]["labels"]["grafana_dashboard"], "1")
+            found |= thing["data"]
+        wanted = {path.name: path.read_text().rstrip("\n") for path in (ROOT / "deploy" / "grafana" / "dashboards").iterdir()}
+        self.assertEqual(found, wanted)
+
+    def test_our_labels_win(self):
+        """`job` of a target would hide ours."""
+        endpoints = self.objects("ServiceMonitor")[0]["spec"]["endpoints"] + \
+            self.objects("PodMonitor")[0]["spec"]["podMetricsEndpoints"]
+        self.assertEqual([endpoint["honorLabels"] for endpoint in endpoints], [True, True])
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ def helm(words):
         return f"helm stand-in: unknown verb {verb}"
     taken.add_argument("chart")
     taken.add_argument("--create-namespace", action="store_true")
+    taken.add_argument("--reuse-values", action="store_true")
     taken.add_argument("--set", action="append", default=[])
     taken.add_argument("--values", type=pathlib.Path)
     given = taken.parse_args(words)
