@@ -166,6 +166,7 @@ absl::Status TrainStep::Restore(const checkpoint::Checkpoint& from, const std::a
 }
 
 absl::Status TrainStep::ClearScalars() {
+  const engine::Timed timed(context_, engine::StageName::kOptimizer);
   return context_.Fill(
       TensorView::Vector(scalars_.data(), DType::kFloat64, StepScalarsView::kNumReduced), 0);
 }

@@ -79,7 +79,7 @@ void MemorySamples::Thin() {
     Sample* last = nullptr;  // null while there is one
   };
   const int64_t begin = samples_.front().nanos;
-  // An eighth of the room for as many categories as are usually at work.
+  // Room for two samples of eight categories.
   const int64_t least = (samples_.back().nanos - begin) / (capacity_ / 16 + 1) + 1;
   interval_nanos_ = std::max(2 * interval_nanos_, least);
   std::array<Joined, kNumSeries> series = {};
@@ -94,11 +94,13 @@ void MemorySamples::Thin() {
       *end = sample;
       joined.last = end++;
     } else {
-      joined.largest->bytes = std::max(joined.largest->bytes, joined.last->bytes);
-      joined.last->bytes = sample.bytes;
+      if (joined.last->bytes > joined.largest->bytes) *joined.largest = *joined.last;
+      *joined.last = sample;
     }
   }
   samples_.resize(end - samples_.data());
+  std::sort(samples_.begin(), samples_.end(),
+            [](const Sample& a, const Sample& b) { return a.nanos < b.nanos; });
 }
 
 StepTimelines::StepTimelines(const Params& params) : params_(params) {

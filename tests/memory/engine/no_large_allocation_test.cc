@@ -127,6 +127,8 @@ std::vector<std::string> TrainWatched(const v1::RunPlan& plan,
                                                if (rank == 0) on_step(report.step());
                                                ++steps;
                                              },
+                                         .on_timeline = [](const v1::StepTimeline&) {},
+                                         .timeline_every = absl::ZeroDuration(),
                                          .on_running =
                                              [&] {
                                                if (!armed.exchange(true))

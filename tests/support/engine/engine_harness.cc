@@ -14,6 +14,7 @@
 #include "common/status.h"
 #include "engine/comm/comm_factory.h"
 #include "engine/comm/inproc/inproc_communicator.h"
+#include "engine/step_clock.h"
 #include "kernels/dry/cuda_stand_in.h"
 #include "planner/device_file.h"
 #include "planner/plan.h"
@@ -175,10 +176,12 @@ absl::StatusOr<optim::StepScalars::ByPosition> Evaluate(Rank rank, int64_t step,
 }
 
 engine::RankContext MakeContext(const v1::RunPlan& plan, kernels::Device& device,
-                                const engine::RankStreams& streams, comm::Communicator& comm) {
+                                const engine::RankStreams& streams, comm::Communicator& comm,
+                                engine::StepClock* clock) {
   return engine::RankContext({.device = device,
                               .streams = streams,
                               .comm = comm,
+                              .clock = clock,
                               .storage = model::StorageTypeOf(plan.spec().train()),
                               .mesh = parallel::Mesh::From(plan.spec().parallel())});
 }
@@ -203,10 +206,17 @@ absl::Status RunRanks(const RankThreads& threads, const std::function<absl::Stat
     options.num_threads = threads.plan.spec().parallel().threads_per_rank();
     if (threads.adjust) threads.adjust(rank, options);
     UPIPE_ASSIGN_OR_RETURN(auto device, make(options));
+    engine::StepClock clock;
     const auto streams = engine::RankStreams::Create(*device, rank);
-    const engine::RankContext context = MakeContext(threads.plan, *device, streams, *comms[rank]);
+    const engine::RankContext context =
+        MakeContext(threads.plan, *device, streams, *comms[rank], threads.timed ? &clock : nullptr);
     UPIPE_ASSIGN_OR_RETURN(auto step, train::TrainStep::Create(context, threads.plan));
+    if (threads.timed) {
+      clock.Watch(streams);
+      clock.BeginStep(/*keep_slices=*/true);
+    }
     const absl::Status status = body({rank, context, *step});
+    if (status.ok()) UPIPE_RETURN_IF_ERROR(clock.EndStep());
     const absl::Status drained = context.stream().Synchronize();
     return status.ok() ? drained : status;
   };

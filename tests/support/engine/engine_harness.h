@@ -103,6 +103,7 @@ struct RankThreads {
   const v1::RunPlan& plan;
   // Device options beyond what the plan says (test delays, poison, a larger arena).
   std::function<void(int rank, kernels::DeviceOptions&)> adjust = {};
+  bool timed = false;  // everything in `body` is one step of a clock that keeps slices
 };
 
 // Creates one TrainStep per rank on its own thread and calls body on each; the first failing rank's
@@ -110,7 +111,8 @@ struct RankThreads {
 absl::Status RunRanks(const RankThreads& threads, const std::function<absl::Status(Rank)>& body);
 // The context a plan's rank runs in, for tests that bring their own communicator or device.
 engine::RankContext MakeContext(const v1::RunPlan& plan, kernels::Device& device,
-                                const engine::RankStreams& streams, comm::Communicator& comm);
+                                const engine::RankStreams& streams, comm::Communicator& comm,
+                                engine::StepClock* clock = nullptr);
 
 // Overwrites this rank's shard with slices of full tensors (every tensor must be there), or
 // collects from it.

@@ -24,6 +24,7 @@ struct Outcome {
 struct TestDevice {
   std::optional<uint64_t> delay_seed;
   bool poison_freed = false;
+  bool timed = false;
 };
 
 Outcome Train(const v1::RunPlan& plan, const TestDevice& device) {
@@ -42,7 +43,8 @@ Outcome Train(const v1::RunPlan& plan, const TestDevice& device) {
                                                          .longest = absl::Microseconds(20)};
              }
              options.test_poison_freed = device.poison_freed;
-           }},
+           },
+       .timed = device.timed},
       [&](Rank rank) -> absl::Status {
         for (int64_t step = 1; step <= kSteps; ++step) {
           UPIPE_ASSIGN_OR_RETURN(const auto result, RunStep(rank, step, sequences[step - 1]));
@@ -90,6 +92,7 @@ TEST_P(Determinism, TheSameBitsUnderAnyTiming) {
   ASSERT_EQ(plain.losses.size(), static_cast<size_t>(kSteps));
   EXPECT_NE(plain.losses[0], plain.losses[1]);
   EXPECT_TRUE(Train(*plan, {}) == plain) << "a second run";
+  EXPECT_TRUE(Train(*plan, {.timed = true}) == plain) << "measured";
   for (uint64_t seed = 1; seed <= GetParam().num_seeds; ++seed) {
     EXPECT_TRUE(Train(*plan, {.delay_seed = seed, .poison_freed = true}) == plain)
         << "delays of seed " << seed;
