@@ -1,10 +1,19 @@
-"""The dashboards as files: their panels and queries."""
+"""The dashboards as files, their panels and queries; and what tests of them need."""
 
 import json
 import pathlib
+import shutil
+import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 GRAFANA = ROOT / "deploy" / "grafana"
+
+
+def needs_prometheus():
+    """Ends the test as skipped where `./dev test` has not installed it."""
+    if shutil.which("prometheus") is None or shutil.which("promtool") is None:
+        print("skipped: no prometheus and promtool here; ./dev test installs Debian's package `prometheus`")
+        sys.exit(77)
 
 
 def dashboards():

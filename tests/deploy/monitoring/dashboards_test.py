@@ -8,6 +8,8 @@ import tempfile
 import unittest
 
 from boards import GRAFANA, ROOT, dashboards, each_panel, each_query, panels
+from expectations import EXPECTED, PROVOKED, QUIET, RECORDED
+from rules_test import rules
 
 KINDS = {"timeseries", "stat", "bargauge", "table"}
 UNITS = {"none", "short", "s", "bytes", "Bps", "percentunit", "ops", "wps", "reqps", "sci"}
@@ -116,6 +118,20 @@ class Dashboards(unittest.TestCase):
         self.assertGreater(len(tags), 10)
         for tag in set(tags) & set(of_report):
             self.assertEqual(tags[tag], of_report[tag], tag)
+
+
+class Expectations(unittest.TestCase):
+    def test_every_query_has_one(self):
+        for name, panel in each_panel():
+            with self.subTest(dashboard=name, panel=panel["title"]):
+                _, checks = EXPECTED[name][panel["title"]]
+                self.assertEqual(len(checks), len(panel["targets"]))
+        titles = {name: {panel["title"] for board, panel in each_panel() if board == name} for name in EXPECTED}
+        self.assertEqual({name: set(panels) for name, panels in EXPECTED.items()}, titles)
+
+    def test_every_rule_has_one(self):
+        self.assertEqual(set(PROVOKED) | set(QUIET), set(rules("alert")))
+        self.assertEqual(set(RECORDED), set(rules("record")))
 
 
 if __name__ == "__main__":

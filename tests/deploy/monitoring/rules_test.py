@@ -9,7 +9,8 @@ import unittest
 
 import yaml
 
-ROOT = pathlib.Path(__file__).resolve().parents[3]
+from boards import ROOT, needs_prometheus
+
 RULES = ROOT / "deploy" / "prometheus" / "rules"
 C = 'job="upipe-coordinator",instance="c"'
 W = 'job="upipe-worker",instance="w0",worker="w0",node="n0"'
@@ -203,4 +204,5 @@ class Rules(unittest.TestCase):
 
 
 if __name__ == "__main__":
+    needs_prometheus()
     unittest.main()

@@ -26,7 +26,7 @@ from prometheus import Prometheus
 COORDINATOR, PROMETHEUS = "127.0.0.1:7077", "http://127.0.0.1:9090"
 # Fast timing: a worker is lost 6 s after its last word.
 TIMING = ["--heartbeat=0.2", "--kill-bound=2", "--autonomy=3", "--margin=1", "--backoff=0.2", "--settle=0.5", "--stall-floor=3"]
-WORKERS = {"w0": (2, 9465), "w1": (1, 9466)}  # slots, port of /metrics
+WORKERS = {"w0": (2, 9465), "w1": (1, 9475)}  # slots, port of /metrics
 
 
 class Service:
@@ -57,7 +57,7 @@ class Service:
         config = where / "prometheus.yml"
         config.write_text(re.sub(r"(scrape|evaluation)_interval: 15s", r"\1_interval: 1s", config.read_text()))
         targets = where / "targets" / "workers.yaml"
-        targets.write_text(targets.read_text() + "- targets: [127.0.0.1:9466]\n")
+        targets.write_text(targets.read_text() + "- targets: [127.0.0.1:9475]\n")
         self.spawn("prometheus", "prometheus", f"--config.file={config}", f"--storage.tsdb.path={self.folder / 'tsdb'}",
                    "--web.listen-address=127.0.0.1:9090", "--log.level=warn")
         self.prometheus = Prometheus(PROMETHEUS)
