@@ -29,9 +29,6 @@ struct Block {
 struct AllToAllVParams {
   std::vector<Block> sends;
   std::vector<Block> receives;
-  // What the schedule knows of every rank's lists: one block for each rank, the own one included,
-  // ascending, all of one size and side by side. A library may then do it in one call.
-  bool even = false;
 };
 
 enum class ReduceOp { kSum, kMax };

@@ -54,17 +54,6 @@ std::vector<int64_t> SizesWith(const std::vector<Block>& blocks, int peer) {
   return sizes;
 }
 
-bool IsEven(const std::vector<Block>& blocks, int size, int64_t bytes) {
-  if (static_cast<int>(blocks.size()) != size) return false;
-  for (int peer = 0; peer < size; ++peer) {
-    const Block& block = blocks[peer];
-    if (block.peer != peer || block.bytes != bytes ||
-        block.data != static_cast<char*>(blocks[0].data) + peer * bytes)
-      return false;
-  }
-  return true;
-}
-
 absl::Status CheckMemory(const char* op, int64_t bytes,
                          std::initializer_list<const void*> pointers) {
   const bool null =
@@ -128,13 +117,6 @@ absl::Status Traffic::AddAllToAllV(const AllToAllVParams& params) {
   if (SizesWith(params.sends, rank_) != SizesWith(params.receives, rank_)) {
     return absl::InvalidArgumentError(absl::StrCat("all-to-all: the blocks rank ", rank_,
                                                    " sends to itself are not those it receives"));
-  }
-  if (params.even &&
-      !(!params.sends.empty() && IsEven(params.sends, size_, params.sends[0].bytes) &&
-        IsEven(params.receives, size_, params.sends[0].bytes))) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("all-to-all: called even, and the blocks of rank ", rank_,
-                     " are not one for each rank, ascending, of one size and side by side"));
   }
   std::lock_guard<std::mutex> lock(mutex_);
   ++stats_.num_collectives;

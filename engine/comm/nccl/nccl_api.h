@@ -67,8 +67,6 @@ class NcclApi {
                           kernels::Stream& stream) = 0;
   virtual NcclResult AllGather(const void* send, void* receive, int64_t bytes, NcclComm* comm,
                                kernels::Stream& stream) = 0;
-  virtual NcclResult AlltoAll(const void* send, void* receive, int64_t bytes, NcclComm* comm,
-                              kernels::Stream& stream) = 0;
 };
 
 }  // namespace upipe::comm

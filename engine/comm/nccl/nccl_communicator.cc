@@ -128,12 +128,6 @@ void NcclCommunicator::CopyHere(void* to, const void* from, int64_t bytes) {
 }
 
 absl::Status NcclCommunicator::Exchange(const AllToAllVParams& params) {
-  if (params.even && size() > 1 && params.sends[0].bytes > 0) {
-    return Group([&](NcclApi& api, NcclComm* comm) {
-      return api.AlltoAll(params.sends[0].data, params.receives[0].data, params.sends[0].bytes,
-                          comm, *stream_);
-    });
-  }
   std::vector<const Block*> landings;
   for (const Block& receive : params.receives) {
     if (receive.peer == rank() && receive.bytes > 0) landings.push_back(&receive);

@@ -94,12 +94,6 @@ class LibraryNccl final : public NcclApi {
       return ncclAllGather(send, receive, bytes, ncclUint8, Handle(comm), handle);
     });
   }
-  NcclResult AlltoAll(const void* send, void* receive, int64_t bytes, NcclComm* comm,
-                      kernels::Stream& stream) override {
-    return On(stream, "an all-to-all", [&](cudaStream_t handle) {
-      return ncclAlltoAll(send, receive, bytes, ncclUint8, Handle(comm), handle);
-    });
-  }
 };
 
 }  // namespace

@@ -92,7 +92,7 @@ TEST_P(CommContract, AllToAllOfEverySize) {
   });
 }
 
-TEST_P(CommContract, AllToAllOfEvenBlocksSideBySide) {
+TEST_P(CommContract, AllToAllOfBlocksSideBySide) {
   Ranks ranks = Make();
   OnEveryRank(ranks, [](Communicator& comm, kernels::Stream& stream) {
     const int me = comm.rank();
@@ -105,7 +105,7 @@ TEST_P(CommContract, AllToAllOfEvenBlocksSideBySide) {
         expected.insert(expected.end(), comes.begin(), comes.end());
       }
       out.push_back(0xDD);  // an address also for no bytes
-      AllToAllVParams params{.even = true};
+      AllToAllVParams params;
       for (int peer = 0; peer < comm.size(); ++peer) {
         params.sends.push_back({peer, out.data() + peer * bytes, bytes});
         params.receives.push_back({peer, in.data() + peer * bytes, bytes});

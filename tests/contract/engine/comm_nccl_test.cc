@@ -119,22 +119,6 @@ TEST(NcclCalls, LeaveOutPeersWithoutBytesOnBothSides) {
   }
 }
 
-TEST(NcclCalls, EvenExchangesAreOneCall) {
-  Group group(3);
-  OnEveryRank(group.ranks, [](Communicator& comm, kernels::Stream& stream) {
-    std::vector<char> out(3 * kBytes, static_cast<char>(comm.rank())), in(3 * kBytes);
-    AllToAllVParams params{.even = true};
-    for (int peer = 0; peer < 3; ++peer) {
-      params.sends.push_back({peer, out.data() + peer * kBytes, kBytes});
-      params.receives.push_back({peer, in.data() + peer * kBytes, kBytes});
-    }
-    ASSERT_TRUE(comm.AllToAllV(params, stream).ok());
-    ASSERT_TRUE(stream.Synchronize().ok()) << comm.status();
-    for (int peer = 0; peer < 3; ++peer) EXPECT_EQ(peer, in[peer * kBytes]);
-  });
-  for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(1, group.nccl(rank).Count("AlltoAll"));
-}
-
 TEST(NcclCalls, OneRankNeedsNone) {
   Group group(1);
   OnEveryRank(group.ranks, [](Communicator& comm, kernels::Stream& stream) {

@@ -12,7 +12,7 @@ namespace upipe::comm {
 
 // One group of calls: its messages, in the order of issue.
 struct FakeNccl::Transfer {
-  enum Kind { kPointToPoint, kAllGather, kAlltoAll };
+  enum Kind { kPointToPoint, kAllGather };
   struct Message {
     Kind kind;
     int peer;
@@ -340,24 +340,6 @@ NcclResult FakeNccl::AllGather(const void* send, void* receive, int64_t bytes, N
     transfer.receives.push_back({Transfer::kAllGather, peer, out + peer * bytes, bytes});
   }
   return Add("AllGather", std::move(transfer), comm, stream);
-}
-
-NcclResult FakeNccl::AlltoAll(const void* send, void* receive, int64_t bytes, NcclComm* comm,
-                              kernels::Stream& stream) {
-  const Entered entered(*this);
-  Record("AlltoAll", -1, bytes);
-  auto* const out = static_cast<char*>(receive);
-  auto* const own = static_cast<char*>(const_cast<void*>(send));
-  Transfer transfer;
-  for (int peer = 0; peer < comm->size; ++peer) {
-    if (peer == comm->rank) {
-      transfer.copies.push_back({out + peer * bytes, own + peer * bytes, bytes});
-      continue;
-    }
-    transfer.sends.push_back({Transfer::kAlltoAll, peer, own + peer * bytes, bytes});
-    transfer.receives.push_back({Transfer::kAlltoAll, peer, out + peer * bytes, bytes});
-  }
-  return Add("AlltoAll", std::move(transfer), comm, stream);
 }
 
 }  // namespace upipe::comm

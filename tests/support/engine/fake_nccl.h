@@ -55,12 +55,10 @@ class FakeNccl final : public NcclApi {
                   kernels::Stream& stream) override;
   NcclResult AllGather(const void* send, void* receive, int64_t bytes, NcclComm* comm,
                        kernels::Stream& stream) override;
-  NcclResult AlltoAll(const void* send, void* receive, int64_t bytes, NcclComm* comm,
-                      kernels::Stream& stream) override;
 
   // Any thread, all of these. From the next look on AsyncError finds it, and CommInit returns it.
   void Fail(NcclResult error) { injected_ = error; }
-  // The next Send, Recv, AllGather or AlltoAll returns it.
+  // The next Send, Recv or AllGather returns it.
   void FailNextCall(NcclResult error) { next_call_ = error; }
   // Without AsyncError, whose number is a matter of time.
   std::vector<NcclCall> calls() const;
