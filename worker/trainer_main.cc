@@ -168,6 +168,7 @@ absl::StatusOr<CpuClaim> Place(const v1::Assignment& assignment, bool wanted) {
 comm::CommOptions OptionsFor(const v1::RunPlan& plan, PositionPage& page) {
   comm::CommOptions options;
   options.deadline = train::CollectiveDeadline(plan);
+  options.reduce_room = comm::ReduceRoomOf(plan.spec().parallel().backend());
   options.observer.entered = [&page](int64_t number) {
     page.collective.store(number, std::memory_order_relaxed);
     page.in_collective.store(1, std::memory_order_relaxed);

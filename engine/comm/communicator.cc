@@ -29,11 +29,14 @@ RankGroup AllRanks(int size) {
   return ranks;
 }
 
+ReduceRoom ReduceRoomOf(const std::string& backend) {
+  return backend == "cuda" ? kDeviceReduceRoom : ReduceRoom();
+}
+
 Communicator::Communicator(int size) : everyone_(AllRanks(size)) {}
 
 absl::Status VerifySameOnAllRanks(Communicator& comm, uint64_t value, const char* what,
-                                  void* scratch, kernels::Device& device,
-                                  kernels::Stream& stream) {
+                                  void* scratch, kernels::Device& device, kernels::Stream& stream) {
   auto* gathered = static_cast<uint64_t*>(scratch);
   uint64_t* own = gathered + comm.rank();
   // What a dry device, which copies nothing, leaves in place.

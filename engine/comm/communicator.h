@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -101,17 +102,28 @@ struct CollectiveObserver {
   std::function<void(int64_t collective_number)> left;
 };
 
+// What a reduce-scatter has scratch for: contributions of `pieces` ranks at a time, `piece_bytes`
+// of each. The same on every rank, and in the plan that counts it.
+struct ReduceRoom {
+  int64_t piece_bytes = int64_t{1} << 20;
+  int pieces = 2;
+};
+// Of a device's links it takes more to outweigh what starting a group of messages costs.
+inline constexpr ReduceRoom kDeviceReduceRoom = {.piece_bytes = int64_t{4} << 20, .pieces = 8};
+// By the backend of a job.
+ReduceRoom ReduceRoomOf(const std::string& backend);
+
 struct CommOptions {
   absl::Duration deadline =
       absl::Minutes(2);  // of one operation, from its start; then the communicator is dead
   CollectiveObserver observer;
+  ReduceRoom reduce_room = {};
 };
 
 // Compares `value` (a schedule or plan hash) over all ranks and blocks until known.
 // FailedPrecondition naming the ranks that differ from rank 0, on every rank. Gathers through
 // `scratch`: memory of `device`, size() * 8 bytes.
 absl::Status VerifySameOnAllRanks(Communicator& comm, uint64_t value, const char* what,
-                                  void* scratch, kernels::Device& device,
-                                  kernels::Stream& stream);
+                                  void* scratch, kernels::Device& device, kernels::Stream& stream);
 
 }  // namespace upipe::comm
