@@ -50,9 +50,10 @@ absl::StatusOr<RankDryRun> DryRunRank(const v1::RunPlan& plan, int rank,
   UPIPE_ASSIGN_OR_RETURN(auto device,
                          kernels::CreateDryDevice(spec.parallel().backend(), attention_kernel));
   const engine::RankStreams streams = engine::RankStreams::Create(*device, rank);
-  comm::DryCommunicator comm(
-      rank, spec.parallel().ranks(),
-      {.compute = streams.compute.get(), .ranks_per_node = spec.parallel().ranks_per_node()});
+  comm::DryCommunicator comm(rank, spec.parallel().ranks(),
+                             {.compute = streams.compute.get(),
+                              .ranks_per_node = spec.parallel().ranks_per_node(),
+                              .reduce_room = comm::ReduceRoomOf(spec.parallel().backend())});
   SectionCounter counter(*device, comm, observer);
   if (observer != nullptr) observer->Start({*device, comm, counter.counts()});
   const engine::RankContext context({.device = *device,

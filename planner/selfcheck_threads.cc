@@ -16,7 +16,11 @@ absl::StatusOr<train::SelfCheckReport> CheckOnThreads(const v1::RunPlan& plan,
   const int ranks = plan.spec().parallel().ranks();
   UPIPE_ASSIGN_OR_RETURN(const auto shared, comm::OpenCommDevice(plan.spec().parallel().backend()));
   const auto comms = comm::InprocGroup::Create(
-      ranks, {.deadline = train::CollectiveDeadline(plan), .observer = {}}, shared);
+      ranks,
+      {.deadline = train::CollectiveDeadline(plan),
+       .observer = {},
+       .reduce_room = comm::ReduceRoomOf(plan.spec().parallel().backend())},
+      shared);
   std::vector<absl::StatusOr<train::SelfCheckReport>> reports(ranks, absl::UnknownError(""));
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank) {

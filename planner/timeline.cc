@@ -232,9 +232,10 @@ absl::StatusOr<Timeline> RecordTimeline(const v1::RunPlan& plan, int rank,
   UPIPE_ASSIGN_OR_RETURN(const auto dry,
                          kernels::CreateDryDevice(parallel.backend(), options.attention_kernel));
   const auto streams = engine::RankStreams::Create(*dry, rank);
-  comm::DryCommunicator comm(
-      rank, parallel.ranks(),
-      {.compute = streams.compute.get(), .ranks_per_node = parallel.ranks_per_node()});
+  comm::DryCommunicator comm(rank, parallel.ranks(),
+                             {.compute = streams.compute.get(),
+                              .ranks_per_node = parallel.ranks_per_node(),
+                              .reduce_room = comm::ReduceRoomOf(parallel.backend())});
   TimelineRecorder recorder(*dry, comm, options.price);
   WatchedDevice device(*dry, [&recorder] { recorder.BeforeOp(); });
   const engine::RankContext context({.device = device,

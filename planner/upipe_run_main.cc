@@ -199,7 +199,11 @@ absl::Status RunRanks(const v1::RunPlan& plan, const std::vector<CpuClaim>& clai
   }
   UPIPE_ASSIGN_OR_RETURN(const auto shared, comm::OpenCommDevice(plan.spec().parallel().backend()));
   const auto comms = comm::InprocGroup::Create(
-      ranks, {.deadline = train::CollectiveDeadline(plan), .observer = {}}, shared);
+      ranks,
+      {.deadline = train::CollectiveDeadline(plan),
+       .observer = {},
+       .reduce_room = comm::ReduceRoomOf(plan.spec().parallel().backend())},
+      shared);
   std::vector<absl::Status> statuses(ranks);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank) {

@@ -172,6 +172,7 @@ comm::CommOptions OptionsFor(const v1::RunPlan& plan, int rank, PositionPage& pa
   // Every unit's weights are gathered in it, twice a step.
   if (mesh.dp_ranks > 1 && mesh.shard_ranks() > 1) options.parts = {mesh.ShardGroup(rank)};
   options.deadline = train::CollectiveDeadline(plan);
+  options.reduce_room = comm::ReduceRoomOf(plan.spec().parallel().backend());
   options.observer.entered = [&page](int64_t number) {
     page.collective.store(number, std::memory_order_relaxed);
     page.in_collective.store(1, std::memory_order_relaxed);

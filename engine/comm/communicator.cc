@@ -47,6 +47,10 @@ RankGroup AllRanks(int size) {
   return ranks;
 }
 
+ReduceRoom ReduceRoomOf(const std::string& backend) {
+  return backend == "cuda" ? kDeviceReduceRoom : ReduceRoom();
+}
+
 Communicator::Communicator(int size) : everyone_(AllRanks(size)) {}
 
 absl::Status VerifySameOnAllRanks(Communicator& comm, uint64_t value, const char* what,

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -126,6 +127,17 @@ struct CollectiveObserver {
   std::function<void(int64_t collective_number)> left;
 };
 
+// What a reduce-scatter has scratch for: contributions of `pieces` ranks at a time, `piece_bytes`
+// of each. The same on every rank, and in the plan that counts it.
+struct ReduceRoom {
+  int64_t piece_bytes = int64_t{1} << 20;
+  int pieces = 2;
+};
+// Of a device's links it takes more to outweigh what starting a group of messages costs.
+inline constexpr ReduceRoom kDeviceReduceRoom = {.piece_bytes = int64_t{4} << 20, .pieces = 8};
+// By the backend of a job.
+ReduceRoom ReduceRoomOf(const std::string& backend);
+
 struct CommOptions {
   absl::Duration deadline =
       absl::Minutes(2);  // of one operation, from its start; then the communicator is dead
@@ -133,6 +145,7 @@ struct CommOptions {
   // This rank's group of each way in which the ranks are cut into groups that will gather; every
   // rank names as many. A transport may get ready for them; others gather all the same.
   std::vector<RankGroup> parts;
+  ReduceRoom reduce_room = {};
 };
 
 // Compares `value` (a schedule or plan hash) over all ranks and blocks until known.

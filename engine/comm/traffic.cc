@@ -95,10 +95,9 @@ int IndexIn(const RankGroup& group, int rank) {
   return static_cast<int>(std::lower_bound(group.begin(), group.end(), rank) - group.begin());
 }
 
-int64_t ReduceScatterScratchBytesFor(int group_size, int64_t count) {
-  const int64_t piece =
-      std::min<int64_t>(count * static_cast<int64_t>(sizeof(float)), kReducePieceBytes);
-  return piece * std::min(group_size - 1, 2);
+int64_t ReduceScatterScratchBytesFor(const ReduceRoom& room, int group_size, int64_t count) {
+  const int64_t piece = std::min(count * static_cast<int64_t>(sizeof(float)), room.piece_bytes);
+  return piece * std::min(group_size - 1, room.pieces);
 }
 
 int64_t AllReduceScratchBytesFor(int size, int64_t count) {
@@ -137,9 +136,8 @@ absl::Status Traffic::AddReduceScatter(const RankGroup& group, const float* send
                                        int64_t count, void* scratch) {
   UPIPE_RETURN_IF_ERROR(CheckGroup("reduce-scatter", group));
   UPIPE_RETURN_IF_ERROR(CheckMemory("reduce-scatter", count, {send, receive}));
-  const int group_size = static_cast<int>(group.size());
-  UPIPE_RETURN_IF_ERROR(CheckMemory("reduce-scatter scratch",
-                                    ReduceScatterScratchBytesFor(group_size, count), {scratch}));
+  const int64_t landing_bytes = group.size() == 1 ? 0 : count * static_cast<int64_t>(sizeof(float));
+  UPIPE_RETURN_IF_ERROR(CheckMemory("reduce-scatter scratch", landing_bytes, {scratch}));
   CountToEach(CommOperation::kReduceScatter, group, count * static_cast<int64_t>(sizeof(float)));
   return absl::OkStatus();
 }

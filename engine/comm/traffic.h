@@ -42,9 +42,8 @@ absl::Status InCollective(const absl::Status& error, const char* name, int64_t n
 // Where `rank` is in the group.
 int IndexIn(const RankGroup& group, int rank);
 
-// A reduction's blocks are cut into pieces of this size, so that its scratch is bounded.
-inline constexpr int64_t kReducePieceBytes = int64_t{1} << 20;
-int64_t ReduceScatterScratchBytesFor(int group_size, int64_t count);
+// A reduction's blocks are cut into pieces, so that its scratch is bounded.
+int64_t ReduceScatterScratchBytesFor(const ReduceRoom& room, int group_size, int64_t count);
 int64_t AllReduceScratchBytesFor(int size, int64_t count);
 
 // Each Add* refuses bad parameters with InvalidArgument, and counts otherwise. Null memory is

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t kFloatBytes = sizeof(float);
 constexpr int64_t kDoubleBytes = sizeof(double);
-constexpr int64_t kPieceCount = kReducePieceBytes / kFloatBytes;
+constexpr int64_t kPieceCount = ReduceRoom().piece_bytes / kFloatBytes;  // any room has two
 
 // The point at which an operation has ended.
 class Completion final : public kernels::Event::State {
@@ -213,7 +213,7 @@ absl::Status TransportCommunicator::ReduceScatter(const RankGroup& group, const 
 }
 
 int64_t TransportCommunicator::ReduceScatterScratchBytes(int group_size, int64_t count) const {
-  return ReduceScatterScratchBytesFor(group_size, count);
+  return ReduceScatterScratchBytesFor(options_.reduce_room, group_size, count);
 }
 
 absl::Status TransportCommunicator::AllReduce(double* values, int64_t count, ReduceOp op,

@@ -42,9 +42,10 @@ absl::Status CheckWorkspaces(const v1::RunPlan& plan, int rank, kernels::Device&
   kernels::DryDevice dry(device.name(), std::make_unique<PreparingOps>(device.ops(), first_error),
                          std::make_unique<PreparingOps>(device.host_ops(), first_error));
   const engine::RankStreams streams = engine::RankStreams::Create(dry, rank);
-  comm::DryCommunicator comm(
-      rank, spec.parallel().ranks(),
-      {.compute = streams.compute.get(), .ranks_per_node = spec.parallel().ranks_per_node()});
+  comm::DryCommunicator comm(rank, spec.parallel().ranks(),
+                             {.compute = streams.compute.get(),
+                              .ranks_per_node = spec.parallel().ranks_per_node(),
+                              .reduce_room = comm::ReduceRoomOf(spec.parallel().backend())});
   const engine::RankContext context({.device = dry,
                                      .streams = streams,
                                      .comm = comm,

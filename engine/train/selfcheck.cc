@@ -40,7 +40,8 @@ SideMemory MemoryOf(kernels::Device& device) {
 absl::StatusOr<SideMemory> PlanSide(const ShortJob& job, Side side, int rank) {
   const v1::ParallelSpec& parallel = job.job.spec().parallel();
   UPIPE_ASSIGN_OR_RETURN(const auto device, kernels::CreateDryDevice(parallel.backend()));
-  comm::DryCommunicator comm(rank, parallel.ranks());
+  comm::DryCommunicator comm(rank, parallel.ranks(),
+                             {.reduce_room = comm::ReduceRoomOf(parallel.backend())});
   ShortJob shorter = job;
   shorter.steps = std::min(job.steps, kDrySteps);
   UPIPE_RETURN_IF_ERROR(RunSide(shorter, side, *device, comm, nullptr));

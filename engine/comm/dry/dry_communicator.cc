@@ -53,7 +53,7 @@ absl::Status DryCommunicator::ReduceScatter(const RankGroup& group, const float*
 }
 
 int64_t DryCommunicator::ReduceScatterScratchBytes(int group_size, int64_t count) const {
-  return ReduceScatterScratchBytesFor(group_size, count);
+  return ReduceScatterScratchBytesFor(options_.reduce_room, group_size, count);
 }
 
 absl::Status DryCommunicator::AllReduce(double* values, int64_t count, ReduceOp, void* scratch,

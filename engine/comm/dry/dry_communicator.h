@@ -16,6 +16,7 @@ class DryCommunicator final : public Communicator {
     // What is enqueued on another stream is counted as beside it; null: nothing is.
     const kernels::Stream* compute = nullptr;
     int ranks_per_node = 0;  // consecutive ranks; 0: all share one node
+    ReduceRoom reduce_room = {};
   };
   DryCommunicator(int rank, int size, const Options& options);
   DryCommunicator(int rank, int size) : DryCommunicator(rank, size, Options{}) {}

@@ -11,8 +11,8 @@ namespace {
 
 constexpr int64_t kFloatBytes = sizeof(float);
 constexpr int64_t kDoubleBytes = sizeof(double);
-// Messages of a sum are not cut shorter than this while scratch has room for that of one peer.
-constexpr int64_t kMessageCountMin = 4096;
+// Messages of a sum are not cut shorter than this for more of them to fit.
+constexpr int64_t kMessageCountMin = int64_t{1} << 18;
 constexpr int64_t kVectorCount = 4;  // pieces begin where 16-byte accesses may
 constexpr int64_t kBlockBytes = 16;  // of the warm-up
 
@@ -39,12 +39,12 @@ class Results {
 
 }  // namespace
 
-NcclReducePieces PiecesOf(int group_size, int64_t count) {
-  const int64_t room = ReduceScatterScratchBytesFor(group_size, count) / kFloatBytes;
+NcclReducePieces PiecesOf(const ReduceRoom& room, int group_size, int64_t count) {
+  const int64_t elements = ReduceScatterScratchBytesFor(room, group_size, count) / kFloatBytes;
   const int64_t least = std::max<int64_t>(1, std::min(count, kMessageCountMin));
   NcclReducePieces pieces;
-  pieces.peers = static_cast<int>(std::clamp<int64_t>(room / least, 1, group_size - 1));
-  pieces.piece = std::min(count, room / pieces.peers);
+  pieces.peers = static_cast<int>(std::clamp<int64_t>(elements / least, 1, group_size - 1));
+  pieces.piece = std::min(count, elements / pieces.peers);
   if (pieces.piece < count && pieces.piece > kVectorCount)
     pieces.piece -= pieces.piece % kVectorCount;
   return pieces;
@@ -239,7 +239,7 @@ absl::Status NcclCommunicator::Reduce(const Reduction& reduction) {
     CopyHere(reduction.receive, reduction.send, reduction.count * kFloatBytes);
     return absl::OkStatus();
   }
-  const NcclReducePieces pieces = PiecesOf(size, reduction.count);
+  const NcclReducePieces pieces = PiecesOf(options_.reduce_room, size, reduction.count);
   for (int64_t begin = 0; begin < reduction.count; begin += pieces.piece) {
     UPIPE_RETURN_IF_ERROR(ReducePiece(reduction, pieces, begin));
   }
@@ -257,7 +257,7 @@ absl::Status NcclCommunicator::ReduceScatter(const RankGroup& group, const float
 }
 
 int64_t NcclCommunicator::ReduceScatterScratchBytes(int group_size, int64_t count) const {
-  return ReduceScatterScratchBytesFor(group_size, count);
+  return ReduceScatterScratchBytesFor(options_.reduce_room, group_size, count);
 }
 
 absl::Status NcclCommunicator::AllReduce(double* values, int64_t count, ReduceOp op, void* scratch,

@@ -16,12 +16,12 @@
 namespace upipe::comm {
 
 // How the contributions to a sum come in: those of `peers` ranks at a time, `piece` elements of
-// each, into scratch of ReduceScatterScratchBytesFor. The same on every rank of a group.
+// each, into the scratch there is for it. The same on every rank of a group.
 struct NcclReducePieces {
   int peers = 1;
   int64_t piece = 0;
 };
-NcclReducePieces PiecesOf(int group_size, int64_t count);
+NcclReducePieces PiecesOf(const ReduceRoom& room, int group_size, int64_t count);
 
 class NcclCommunicator final : public Communicator {
  public:

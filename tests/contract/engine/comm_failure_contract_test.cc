@@ -177,9 +177,6 @@ TEST_P(CommFailure, WrongParametersAreRefusedAndFinal) {
   refuse({{{0, &byte, -1}}, {}});
   refuse({{{0, nullptr, 1}}, {{0, &byte, 1}}});
   refuse({{{0, &byte, 1}}, {}});
-  char two[2] = {};
-  refuse({{}, {}, true});
-  refuse({{{0, two, 1}, {0, two + 1, 1}}, {{0, two, 1}, {0, two + 1, 1}}, true});
   EXPECT_EQ(absl::StatusCode::kInvalidArgument,
             ranks[0]->AllGather(ranks[0]->everyone(), nullptr, &byte, 1, stream).code());
 }

@@ -55,7 +55,7 @@ std::vector<std::string> NamesOf(const std::vector<NcclCall>& calls) {
 }
 
 TEST(NcclCalls, AreInGroupsAndInOneOrderOnAllRanks) {
-  Group group(4);
+  Group group(4, {.reduce_room = kDeviceReduceRoom});
   OnEveryRank(group.ranks, [](Communicator& comm, kernels::Stream& stream) {
     const RankGroup half = comm.rank() < 2 ? RankGroup{0, 1} : RankGroup{2, 3};
     std::vector<float> values(4 * 300000), sum(300000),
@@ -354,21 +354,56 @@ TEST(CommFactory, SaysWhatABackendNeeds) {
 }
 
 TEST(NcclSums, PiecesFitIntoTheScratchEveryOneIsGiven) {
-  for (int size : {2, 3, 7, 8, 64, 129, 1000, 4096}) {
-    for (int64_t count : {int64_t{1}, int64_t{2}, int64_t{1000}, int64_t{4097}, int64_t{1} << 18,
-                          (int64_t{1} << 18) + 1, int64_t{3} << 30}) {
-      const NcclReducePieces pieces = PiecesOf(size, count);
-      EXPECT_GE(pieces.peers, 1);
-      EXPECT_LT(pieces.peers, size);
-      EXPECT_GE(pieces.piece, 1);
-      EXPECT_LE(pieces.piece, count);
-      EXPECT_LE(pieces.peers * pieces.piece * 4, ReduceScatterScratchBytesFor(size, count))
-          << size << " ranks, " << count;
-      if (pieces.piece < count) {
-        EXPECT_GE(pieces.piece, 4000);
+  for (const ReduceRoom& room : {ReduceRoom(), kDeviceReduceRoom}) {
+    for (int size : {2, 3, 7, 8, 64, 129, 1000, 4096}) {
+      for (int64_t count : {int64_t{1}, int64_t{2}, int64_t{1000}, int64_t{4097}, int64_t{1} << 18,
+                            (int64_t{1} << 18) + 1, int64_t{3} << 30}) {
+        const NcclReducePieces pieces = PiecesOf(room, size, count);
+        EXPECT_GE(pieces.peers, 1);
+        EXPECT_LT(pieces.peers, size);
+        EXPECT_GE(pieces.piece, 1);
+        EXPECT_LE(pieces.piece, count);
+        EXPECT_LE(pieces.peers * pieces.piece * 4, ReduceScatterScratchBytesFor(room, size, count))
+            << size << " ranks, " << count;
+        if (pieces.piece < count) {
+          EXPECT_GE(pieces.piece, 1 << 18);
+        }
       }
     }
   }
+}
+
+TEST(NcclSums, EightRanksOfADeviceSendMessagesOfFourMegabytes) {
+  const NcclReducePieces pieces = PiecesOf(kDeviceReduceRoom, 8, 27 << 20);
+  EXPECT_EQ(pieces.peers, 7);
+  EXPECT_EQ(pieces.piece, 1 << 20);
+  EXPECT_EQ(ReduceScatterScratchBytesFor(kDeviceReduceRoom, 8, 27 << 20), 28 << 20);
+  EXPECT_EQ(ReduceScatterScratchBytesFor(kDeviceReduceRoom, 64, 27 << 20), 32 << 20);
+}
+
+// Pieces that end within a block, contributions of all ranks at once and in two batches.
+TEST(NcclSums, TheRoomChangesNoBit) {
+  constexpr int64_t kCount = (1 << 18) * 3 + 7;
+  std::vector<std::vector<float>> sums;
+  for (const ReduceRoom& room : {ReduceRoom{.piece_bytes = 1 << 20, .pieces = 2},
+                                 ReduceRoom{.piece_bytes = 1 << 21, .pieces = 3}}) {
+    Group group(4, {.reduce_room = room});
+    std::vector<float> all(4 * kCount);
+    OnEveryRank(group.ranks, [&](Communicator& comm, kernels::Stream& stream) {
+      std::vector<float> values(4 * kCount);
+      for (size_t i = 0; i < values.size(); ++i) {
+        values[i] = Contribution(comm.rank(), static_cast<int64_t>(i));
+      }
+      std::vector<char> scratch(comm.ReduceScatterScratchBytes(4, kCount));
+      ASSERT_TRUE(comm.ReduceScatter(comm.everyone(), values.data(),
+                                     all.data() + comm.rank() * kCount, kCount, scratch.data(),
+                                     stream)
+                      .ok());
+      ASSERT_TRUE(stream.Synchronize().ok()) << comm.status();
+    });
+    sums.push_back(std::move(all));
+  }
+  EXPECT_TRUE(sums[0] == sums[1]);
 }
 
 }  // namespace

@@ -195,8 +195,10 @@ absl::Status RunRanks(const RankThreads& threads, const std::function<absl::Stat
   if (played == Played().end()) {
     UPIPE_ASSIGN_OR_RETURN(shared, comm::OpenCommDevice(backend));
   }
-  const auto comms =
-      comm::InprocGroup::Create(ranks, {.deadline = absl::Minutes(1), .observer = {}}, shared);
+  const auto comms = comm::InprocGroup::Create(
+      ranks,
+      {.deadline = absl::Minutes(1), .observer = {}, .reduce_room = comm::ReduceRoomOf(backend)},
+      shared);
   std::vector<absl::Status> statuses(ranks);
   auto run = [&](int rank) -> absl::Status {
     kernels::DeviceOptions options;
