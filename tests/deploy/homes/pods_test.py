@@ -67,7 +67,15 @@ class Running(unittest.TestCase):
         for pod in (self.coordinator, self.worker):
             for name in ("startupProbe", "readinessProbe", "livenessProbe"):
                 with self.subTest(component=pod.component, probe=name):
-                    self.assertTrue(pod.probe(name), pod.log())
+                    pod.await_probe(name)
+
+    def test_1_a_worker_is_ready_once_its_coordinator_has_answered(self):
+        lone = Cluster({"coordinator": "127.0.1.8", "worker": "127.0.1.9"})  # nobody listens on the former
+        self.addCleanup(lone.close)
+        worker = lone.start("worker", *self.owners["worker"])
+        worker.await_probe("livenessProbe")
+        self.assertTrue(worker.probe("startupProbe"))
+        self.assertFalse(worker.probe("readinessProbe"))
 
     def test_2_they_run_as_the_manifest_says(self):
         for pod in (self.coordinator, self.worker):
@@ -97,12 +105,13 @@ class Running(unittest.TestCase):
         self.assertIn("SUCCEEDED", check.log())
 
     def restart_a_job(self):
-        """Some series are there only once they have something to say."""
+        """So that every series has something to say."""
         job = json.loads(self.client("submit", str(self.cluster.folder / "image" / "share" / "samples" / "tiny.yaml"), "--set",
                                      "data.path=/opt/upipe/share/corpus", "--set", "train.steps=100000", "-o", "json"))
         until = time.monotonic() + 30
         killed = False
-        while "upipe_restarts_total{" not in self.coordinator.metrics() and time.monotonic() < until:
+        restarted = re.compile(r'(?m)^upipe_restarts_total\{budget="infrastructure",[^}]*\} [1-9]')
+        while not restarted.search(self.coordinator.metrics()) and time.monotonic() < until:
             for trainer in self.trainers() if not killed and "upipe_loss" in self.worker.metrics() else []:
                 os.kill(trainer, signal.SIGKILL)
                 killed = True
