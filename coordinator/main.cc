@@ -21,6 +21,7 @@
 #include "common/log.h"
 #include "common/loopback.h"
 #include "common/parse_arguments.h"
+#include "common/rpc/health_server.h"
 #include "common/status.h"
 #include "common/units.h"
 #include "coordinator/rpc/server.h"
@@ -35,13 +36,15 @@ namespace {
 
 constexpr int64_t kBallastBytes = 16 << 20;
 constexpr int64_t kMetricsLeaveBytes = 2 * kBallastBytes;  // metrics.jsonl must not cost a submit
-constexpr int kExitStoreFailed = 74;                       // EX_IOERR
+constexpr const char* kReadyService = "upipe.v1.JobService";  // of health: calls are answered
+constexpr int kExitStoreFailed = 74;                          // EX_IOERR
 
 struct Flags {
   std::string listen = "127.0.0.1:0";
   std::string state_dir;
   std::string address_file;
   std::string metrics_listen = "127.0.0.1:0";
+  std::string health_listen;
   std::string plan_binary;
   bool insecure_listen = false;
   double heartbeat_seconds = 2;
@@ -95,6 +98,8 @@ void Declare(CLI::App& app, Flags& flags) {
   app.add_option("--address-file", flags.address_file, "file to write host:port into once serving");
   app.add_option("--metrics-listen", flags.metrics_listen, "host:port of the Prometheus endpoint")
       ->capture_default_str();
+  app.add_option("--health-listen", flags.health_listen,
+                 "host:port of grpc.health.v1 for probes (default: none but on --listen)");
   app.add_option("--plan-binary", flags.plan_binary,
                  "upipe-plan to run (default: the one beside this binary)");
   app.add_flag("--insecure-listen", flags.insecure_listen, "allow plaintext beyond loopback");
@@ -197,6 +202,7 @@ std::vector<std::string> ConfigurationOf(const Flags& flags) {
   return {absl::StrCat("state-dir=", flags.state_dir),
           absl::StrCat("plan-binary=", flags.plan_binary),
           absl::StrCat("insecure-listen=", flags.insecure_listen ? "true" : "false"),
+          absl::StrCat("health-listen=", flags.health_listen),
           span("heartbeat", timing.heartbeat),
           span("kill-bound", timing.kill_bound),
           span("autonomy", timing.autonomy),
@@ -251,6 +257,12 @@ absl::Status Serve(Flags flags) {
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   signal(SIGPIPE, SIG_IGN);
   UPIPE_RETURN_IF_ERROR(TimingOf(flags).Validate());
+  std::unique_ptr<HealthServer> health;
+  if (!flags.health_listen.empty()) {
+    UPIPE_ASSIGN_OR_RETURN(health,
+                           HealthServer::Listen(flags.health_listen, flags.insecure_listen));
+    flags.health_listen = health->address();
+  }
   UPIPE_RETURN_IF_ERROR(MakeStateDir(flags.state_dir));
   UPIPE_RETURN_IF_ERROR(FindPlanner(flags));
   UPIPE_ASSIGN_OR_RETURN(std::unique_ptr<SqliteStore> store, SqliteStore::Open(flags.store()));
@@ -265,7 +277,8 @@ absl::Status Serve(Flags flags) {
         absl::StrCat("metrics are plaintext and served on loopback only, not on ",
                      flags.metrics_listen, "; use 127.0.0.1 or give --insecure-listen"));
   }
-  UPIPE_ASSIGN_OR_RETURN(std::unique_ptr<Metrics> metrics, Metrics::Serve(flags.metrics_listen));
+  UPIPE_ASSIGN_OR_RETURN(std::unique_ptr<Metrics> metrics,
+                         Metrics::Serve({flags.metrics_listen, UPIPE_VERSION}));
   StepRecorder steps({.jobs_dir = flags.state_dir + "/jobs", .min_free_bytes = kMetricsLeaveBytes});
   LogRelay logs;
   Loop::Options options = LoopOptionsOf(flags, metrics->address());
@@ -289,14 +302,22 @@ absl::Status Serve(Flags flags) {
                        *loop);
   UPIPE_ASSIGN_OR_RETURN(
       std::unique_ptr<Server> server,
-      Server::Listen({flags.listen, flags.insecure_listen}, *loop, logs, backups));
+      Server::Listen(
+          {.listen = flags.listen,
+           .insecure_listen = flags.insecure_listen,
+           .on_call = [served = metrics.get()](
+                          const std::string& method, absl::StatusCode code,
+                          absl::Duration took) { served->ObserveCall(method, code, took); }},
+          *loop, logs, backups));
   PrintConfiguration(flags, *loop, server->address(), metrics->address());
   std::thread deciding([&] { loop->Run(); });
   absl::Status status;
   if (!flags.address_file.empty()) status = WriteAddressFile(flags.address_file, server->address());
+  if (health != nullptr) health->SetServing(kReadyService, true);
   if (status.ok()) {
     UPIPE_LOG(INFO) << "signal " << AwaitSignal(signals) << ": ending; jobs go on at the workers";
   }
+  if (health != nullptr) health->SetServing(kReadyService, false);
   loop->Stop();
   deciding.join();
   logs.End(Stopping());

@@ -94,8 +94,10 @@ void Declare(CLI::App& app, Flags& flags) {
                  "(default: upipe-trainer beside this binary)");
   app.add_option("--metrics-listen", o.metrics_listen, "Prometheus endpoint; port 0 = any")
       ->capture_default_str();
+  app.add_option("--health-listen", o.health_listen,
+                 "host:port of grpc.health.v1 for probes (default: none)");
   app.add_flag("--insecure-listen", o.insecure_listen,
-               "Allow plaintext metrics on other addresses than loopback");
+               "Allow plaintext metrics and health on other addresses than loopback");
   app.add_option("--backend", o.backend, "Backend of this node's ranks")
       ->check(CLI::IsMember({"cpu", "cuda"}))
       ->capture_default_str();

@@ -144,7 +144,7 @@ void Turn::EndUnplaced(Job& job, v1::JobState end, v1::Cause cause) {
   job.record.set_state(end);
   job.record.set_ended_unix_millis(now_.unix_millis);
   job.record.clear_retry_at_unix_millis();
-  state_.ended.emplace(now_.unix_millis, job.record.id());
+  ListEnded(state_, job.record);
   job.reason.clear();
   AddEvent(job, KindOf(end), cause.message());
   *job.record.mutable_cause() = std::move(cause);
@@ -225,7 +225,7 @@ void Turn::DropJob(const std::string& id) {
     Drop(AttemptKey(id, generation), earlier.revision);
   }
   state_.job_of_request.erase(job.record.request_id());
-  state_.ended.erase({job.record.ended_unix_millis(), id});
+  UnlistEnded(state_, job.record);
   state_.jobs.erase(id);
 }
 

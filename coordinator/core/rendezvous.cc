@@ -99,7 +99,12 @@ bool Turn::DecideResume(Job& job) {
     *attempt.mutable_resume() = *proposal;
     // Its writer may have ended before it told of it; what was newer is not whole. Only to a
     // restored store is it news when the generation has made its own since.
-    if (!attempt.has_last_commit()) *job.record.mutable_last_commit() = *proposal;
+    if (!attempt.has_last_commit()) {
+      if (proposal->manifest_sha256() != job.record.last_commit().manifest_sha256()) {
+        job.record.set_last_commit_unix_millis(now_.unix_millis);
+      }
+      *job.record.mutable_last_commit() = *proposal;
+    }
   }
   Fired(Row::kResumeCommitted);
   Dirty(job);
@@ -123,9 +128,7 @@ void Turn::Advance(Job& job) {
     });
     if (all_running) {
       job.record.set_state(v1::JOB_STATE_RUNNING);
-      if (job.record.started_unix_millis() == 0) {
-        job.record.set_started_unix_millis(now_.unix_millis);
-      }
+      NoteRunning(job);
       Fired(Row::kFirstBarrier);
       AddEvent(job, "RUNNING", "all ranks passed the first barrier");
     } else if (!job.attempt->peers_sent) {
@@ -162,7 +165,11 @@ void Turn::NoteCommit(Job& job, const v1::CheckpointRef& commit) {
   if (!Holds(Guard::kCommitIsNewer, commit.step() > attempt.last_commit().step())) return;
   *attempt.mutable_last_commit() = commit;
   *job.record.mutable_last_commit() = commit;
+  job.record.set_last_commit_unix_millis(now_.unix_millis);
   ++state_.tally.commits;
+  // It holds what was done until its step boundary.
+  CountTime(job, state_.tally.kept_seconds,
+            now_.boot + -absl::Seconds(std::max(0.0, commit.write_seconds())));
   Fired(Row::kCheckpointCommitted);
   Dirty(job);
   SendRetain(job, nullptr);

@@ -165,6 +165,7 @@ Attempt Turn::NewAttempt(Job& job) {
   attempt.placed_at = now_.boot;
   attempt.last_launch = now_.boot;
   attempt.kill_at = now_.boot;
+  attempt.counted_until = now_.boot;
   return attempt;
 }
 

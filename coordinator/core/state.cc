@@ -49,7 +49,7 @@ void Index(const v1::JobRecord& record, State& state) {
   } else if (record.state() == v1::JOB_STATE_QUEUED) {
     state.queue[KeyOf(record)] = record.id();
   } else if (IsTerminal(record.state())) {
-    state.ended.emplace(record.ended_unix_millis(), record.id());
+    ListEnded(state, record);
   } else {
     state.active.insert(record.id());
   }
@@ -110,6 +110,7 @@ absl::Status LoadAttempts(Store& store, State& state, Moment now) {
     attempt.record = std::move(record);
     attempt.revision = entry.revision;
     attempt.last_launch = now.boot;
+    attempt.counted_until = now.boot;
     attempt.kill_at = now.boot + GraceLeft(attempt.record, now);
   }
   return absl::OkStatus();
@@ -149,6 +150,16 @@ absl::StatusOr<State> LoadState(Store& store, const LoadOptions& options, Moment
 bool IsTerminal(v1::JobState state) {
   return state == v1::JOB_STATE_SUCCEEDED || state == v1::JOB_STATE_FAILED ||
          state == v1::JOB_STATE_CANCELLED;
+}
+
+void ListEnded(State& state, const v1::JobRecord& job) {
+  state.ended.emplace(job.ended_unix_millis(), job.id());
+  ++state.num_ended[job.state()];
+}
+
+void UnlistEnded(State& state, const v1::JobRecord& job) {
+  state.ended.erase({job.ended_unix_millis(), job.id()});
+  --state.num_ended[job.state()];
 }
 
 bool HoldsSlot(const v1::RankRecord& rank) {

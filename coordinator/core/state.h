@@ -41,6 +41,7 @@ struct Attempt {
   BootTime placed_at;               // the time limit counts from here
   BootTime last_launch;             // the start deadline counts from here
   BootTime kill_at;                 // STOPPING: grace ends
+  BootTime counted_until;           // its time up to here is in the tally
   bool peers_sent = false;          // the address table went out once; it is soft and re-sent
 };
 
@@ -60,9 +61,10 @@ struct Job {
   bool planner_running = false;
   bool plan_unsaved = false;
   bool request_unsaved = false;
-  std::string reason;    // PLANNING, QUEUED, STOPPING: what it waits for
-  BootTime known_since;  // submitted or loaded
-  BootTime retry_at;     // QUEUED: the back-off ends
+  std::string reason;                  // PLANNING, QUEUED, STOPPING: what it waits for
+  BootTime known_since;                // submitted or loaded
+  BootTime retry_at;                   // QUEUED: the back-off ends
+  std::optional<BootTime> stopped_at;  // when the attempt before began to end, of a restart
 };
 
 // Order of the queue: higher priority first, equal ones as they came.
@@ -126,6 +128,7 @@ struct State {
   std::string head;  // the first job that waits for busy slots: nobody behind it is placed
   std::set<std::string> active;                     // STARTING, RUNNING, STOPPING
   std::set<std::pair<int64_t, std::string>> ended;  // terminal ones: when by the wall clock, id
+  std::map<v1::JobState, int64_t> num_ended;        // of these, by state
   absl::flat_hash_map<std::string, std::string> job_of_request;  // request id -> job id
   std::map<std::string, Node> nodes;                             // by worker name
   absl::flat_hash_map<SessionId, std::string> worker_of_session;
@@ -154,6 +157,9 @@ inline bool Holds(const State& state, Guard guard, bool condition) {
 }
 
 bool IsTerminal(v1::JobState state);
+// Keep `ended` and `num_ended` of a record that has become terminal, or is dropped.
+void ListEnded(State& state, const v1::JobRecord& job);
+void UnlistEnded(State& state, const v1::JobRecord& job);
 // PLACED or later, not GONE, and its worker was not forgotten since.
 bool HoldsSlot(const v1::RankRecord& rank);
 // Exited with code 0, after the last step. Counts as present: the others go on without it.

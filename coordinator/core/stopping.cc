@@ -112,7 +112,9 @@ void Turn::Stop(Job& job, v1::StopIntent intent, v1::Cause cause, absl::Duration
   }
   const std::string& why = job.record.cause().message();
   AddEvent(job, "STOPPING", absl::StrCat(NameOf(intent), why.empty() ? "" : ": ", why));
+  if (intent == v1::STOP_INTENT_SUCCEED) CountTime(job, state_.tally.kept_seconds, now_.boot);
   if (!stopping) {
+    job.stopped_at = now_.boot;
     grace = UsefulGrace(job, grace);
     job.record.set_state(v1::JOB_STATE_STOPPING);
     job.record.set_used_millis(job.record.used_millis() +
@@ -212,10 +214,40 @@ void Turn::EndIfGone(Job& job) {
                                                 absl::StrJoin(awaited, ", ")));
 }
 
+// Adds the attempt's time since it was last counted, for all its ranks.
+void Turn::CountTime(Job& job, double& seconds, BootTime until) {
+  Attempt& attempt = *job.attempt;
+  if (until <= attempt.counted_until) return;
+  seconds += attempt.record.ranks_size() * absl::ToDoubleSeconds(until - attempt.counted_until);
+  attempt.counted_until = until;
+}
+
+// All ranks are at work: what was spent until now is nobody's gain.
+void Turn::NoteRunning(Job& job) {
+  CountTime(job, state_.tally.lost_seconds, now_.boot);
+  if (job.record.started_unix_millis() == 0) {
+    job.record.set_started_unix_millis(now_.unix_millis);
+    state_.tally.queue_waits.Add(
+        absl::Milliseconds(now_.unix_millis - job.record.submitted_unix_millis()));
+  }
+  if (job.stopped_at) state_.tally.restart_waits.Add(now_.boot - *job.stopped_at);
+  job.stopped_at.reset();
+}
+
+// What no checkpoint holds of an attempt that did not succeed was done in vain.
+void Turn::CountLosses(Job& job) {
+  const v1::AttemptRecord& attempt = job.attempt->record;
+  const int64_t begin = attempt.resume().step();
+  const int64_t kept = std::max(begin, attempt.last_commit().step());
+  state_.tally.lost_steps += std::max<int64_t>(0, BestStepOf(attempt) - kept);
+}
+
 // What the generation leaves behind is durable with what follows from it.
 void Turn::CloseGeneration(Job& job) {
   v1::JobRecord& record = job.record;
   const v1::AttemptRecord& attempt = job.attempt->record;
+  if (record.intent() != v1::STOP_INTENT_SUCCEED) CountLosses(job);
+  CountTime(job, state_.tally.lost_seconds, now_.boot);
   state_.active.erase(record.id());
   job.reason.clear();
   const bool progress = MadeProgress(record, attempt);
@@ -304,7 +336,7 @@ void Turn::Requeue(Job& job) {
 void Turn::End(Job& job, v1::JobState end) {
   job.record.set_state(end);
   job.record.set_ended_unix_millis(now_.unix_millis);
-  state_.ended.emplace(now_.unix_millis, job.record.id());
+  ListEnded(state_, job.record);
   const auto [row, kind] =
       end == v1::JOB_STATE_SUCCEEDED   ? std::pair(Row::kEndedSucceeded, "SUCCEEDED")
       : end == v1::JOB_STATE_CANCELLED ? std::pair(Row::kEndedCancelled, "CANCELLED")

@@ -83,6 +83,9 @@ class Turn {
   void DropJob(const std::string& id);
 
   // stopping.cc
+  void CountTime(Job& job, double& seconds, BootTime until);
+  void NoteRunning(Job& job);
+  void CountLosses(Job& job);
   // Raises the intent, records the cause, orders the end: at a step boundary within `grace`, else
   // by force. Does nothing when the intent is not higher. Only for jobs that are placed.
   void Stop(Job& job, v1::StopIntent intent, v1::Cause cause, absl::Duration grace);

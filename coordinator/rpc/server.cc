@@ -3,11 +3,12 @@
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/loopback.h"
+#include "common/status.h"
 #include "coordinator/rpc/admin_service.h"
+#include "coordinator/rpc/call_meter.h"
 #include "coordinator/rpc/services.h"
 
 namespace upipe::coordinator {
@@ -39,18 +40,7 @@ Server::~Server() { Shutdown(absl::ZeroDuration()); }
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Listen(const Options& options, Loop& loop,
                                                        LogRelay& logs, BackupThread& backups) {
-  const std::string host = HostOf(options.listen);
-  if (!IsLoopback(options.listen) && !options.insecure_listen) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("plaintext is served on loopback only, not on ", options.listen,
-                     "; listen on 127.0.0.1 or give --insecure-listen"));
-  }
-  int wanted = -1;  // gRPC would take 99999 for 34463
-  if (!absl::SimpleAtoi(options.listen.substr(options.listen.rfind(':') + 1), &wanted) ||
-      wanted < 0 || wanted > 65535) {
-    return absl::InvalidArgumentError(absl::StrCat("cannot listen on ", options.listen,
-                                                   ": host:port is needed, port 0 to 65535"));
-  }
+  UPIPE_RETURN_IF_ERROR(CheckListen(options.listen, options.insecure_listen));
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   auto parts = std::make_unique<Parts>(loop, logs, backups);
@@ -69,13 +59,18 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Listen(const Options& options, L
   builder.RegisterService(&parts->nodes);
   builder.RegisterService(&parts->workers);
   builder.RegisterService(&parts->admin);
+  if (options.on_call) {
+    std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> meters;
+    meters.push_back(std::make_unique<CallMeterFactory>(options.on_call));
+    builder.experimental().SetInterceptorCreators(std::move(meters));
+  }
   parts->server = builder.BuildAndStart();
   if (parts->server == nullptr || port == 0) {
     return absl::UnavailableError(absl::StrCat("cannot listen on ", options.listen,
                                                "; is another process using this address?"));
   }
   std::unique_ptr<Server> server(new Server(std::move(parts)));
-  server->address_ = absl::StrCat(host, ":", port);
+  server->address_ = absl::StrCat(HostOf(options.listen), ":", port);
   return server;
 }
 

@@ -65,8 +65,14 @@ absl::StatusOr<std::unique_ptr<Loop>> Loop::Create(Options options, Store& store
                               loop->Now(), &actions));
   UPIPE_RETURN_IF_ERROR(store.Commit(actions.batches).status());
   Loop* self = loop.get();
-  loop->store_thread_ = std::make_unique<StoreThread>(
-      store, ballast, StoreThread::Hooks{[self] { self->Post(Wake{}); }, loop->options_.on_failed});
+  loop->store_thread_ =
+      std::make_unique<StoreThread>(store, ballast,
+                                    StoreThread::Hooks{[self](absl::Duration took) {
+                                                         if (self->metrics_ != nullptr)
+                                                           self->metrics_->ObserveCommit(took);
+                                                         self->Post(Wake{});
+                                                       },
+                                                       loop->options_.on_failed});
   loop->planners_ =
       std::make_unique<PlannerPool>(loop->options_.planner, [self](PlanFinished event) {
         // Blocks this pool thread while the loop is busy: a result must not be lost.
@@ -123,11 +129,11 @@ void Loop::Refuse(Request request, const absl::Status& why) {
 
 void Loop::Tick() {
   Decide(coordinator::Tick{});
-  const BootTime now = Now().boot;
-  if (options_.on_tick) options_.on_tick(now);
-  if (metrics_ == nullptr || now < metrics_due_) return;
+  const Moment now = Now();
+  if (options_.on_tick) options_.on_tick(now.boot);
+  if (metrics_ == nullptr || now.boot < metrics_due_) return;
   metrics_->Update(state_, now);
-  metrics_due_ = now + absl::Seconds(1);
+  metrics_due_ = now.boot + absl::Seconds(1);
 }
 
 void Loop::Decide(const Event& event) {

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "common/clock.h"
 #include "common/errors/rpc_error.h"
 #include "common/failpoint.h"
 #include "common/log.h"
@@ -99,15 +100,17 @@ void StoreThread::Run() {
     const uint64_t last = Gather(std::move(work), group);
     CheckBallast();  // first: a full disk gives this commit the ballast's room
     if (last != 0) {
+      const BootTime begin = SystemClock().Now();
       absl::Status status = Failpoint(failpoints::kCoordinatorBeforeCommit);
       if (status.ok()) status = store_.Commit(group).status();
       if (!status.ok()) {
         EndCopy(status);
         return hooks_.failed(status);
       }
+      const absl::Duration took = SystemClock().Now() - begin;
       Failpoint(failpoints::kCoordinatorCommitted).IgnoreError();
       committed_ = last;
-      hooks_.committed();
+      hooks_.committed(took);
     }
     ContinueCopy();
   }

@@ -12,6 +12,7 @@
 #include <variant>
 #include <vector>
 
+#include "absl/time/time.h"
 #include "common/bounded_queue.h"
 #include "coordinator/store/ballast.h"
 #include "coordinator/store/store.h"
@@ -21,7 +22,8 @@ namespace upipe::coordinator {
 class StoreThread {
  public:
   struct Hooks {
-    std::function<void()> committed;           // on the store thread, after committed() grew
+    // On the store thread, after committed() grew; how long the write took.
+    std::function<void(absl::Duration)> committed;
     std::function<void(absl::Status)> failed;  // what is durable is unknown: must end the process
   };
   // `store` and `ballast` are used by this thread alone until destruction.

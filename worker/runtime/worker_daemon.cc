@@ -22,6 +22,7 @@
 #include "common/log.h"
 #include "common/loopback.h"
 #include "common/metrics/step_line.h"
+#include "common/rpc/health_server.h"
 #include "common/status.h"
 #include "common/units.h"
 #include "worker/agent/agent.h"
@@ -36,8 +37,9 @@ namespace upipe::worker {
 namespace {
 
 constexpr size_t kEventsMax = 8192;
-constexpr size_t kSocketPathMax = 100;  // sun_path holds 108 bytes
-constexpr size_t kAttemptsKept = 1000;  // of ended ranks
+constexpr const char* kReadyService = "upipe.v1.WorkerService";  // of health: ranks may live here
+constexpr size_t kSocketPathMax = 100;                           // sun_path holds 108 bytes
+constexpr size_t kAttemptsKept = 1000;                           // of ended ranks
 
 template <typename... Kinds>
 struct Overloaded : Kinds... {
@@ -75,6 +77,10 @@ absl::Status Validate(const WorkerOptions& options) {
   if (!options.insecure_listen && !IsLoopback(options.metrics_listen)) {
     wrong.push_back(absl::StrCat("--metrics-listen ", options.metrics_listen,
                                  " is plaintext off loopback: add --insecure-listen to allow it"));
+  }
+  if (!options.health_listen.empty()) {
+    const absl::Status health = CheckListen(options.health_listen, options.insecure_listen);
+    if (!health.ok()) wrong.push_back(absl::StrCat("--health-listen: ", health.message()));
   }
   if (wrong.empty()) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrJoin(wrong, "; "));
@@ -144,7 +150,7 @@ class Daemon : public WorkerDaemon {
   void OnLaunchEvent(LaunchEvent event);
   void Handle(Event event);
   void Carry(const Actions& actions);
-  void TellMetrics();
+  void TellState();
   void ReadPositions(BootTime now);
   void PruneLogs();
   void WatchDevices();
@@ -176,6 +182,7 @@ class Daemon : public WorkerDaemon {
   State state_;
   std::optional<BootTime> told_deadline_;     // the trainers' copy of the autonomy deadline
   std::pair<bool, SlotCounts> told_metrics_;  // whether connected
+  bool told_ready_ = false;
   bool running_ = true;
   LiveRanks live_;
   // Only the coordinator can write without bound, and only its messages are refused when full. The
@@ -185,6 +192,7 @@ class Daemon : public WorkerDaemon {
   const std::shared_ptr<grpc::Channel> channel_;
   // Destroyed in reverse: everything that pushes events goes before the queue.
   std::unique_ptr<MetricsEndpoint> metrics_;
+  std::unique_ptr<HealthServer> health_;  // null: none was asked for
   RankRecorder recorder_;
   std::unique_ptr<PosixLauncher> launcher_;
   std::unique_ptr<TrainerServer> trainers_;
@@ -213,6 +221,10 @@ absl::Status Daemon::Initialize() {
                                                                  .version = options_.version,
                                                                  .backend = options_.backend,
                                                                  .isa = options_.isa}));
+  if (!options_.health_listen.empty()) {
+    UPIPE_ASSIGN_OR_RETURN(health_,
+                           HealthServer::Listen(options_.health_listen, options_.insecure_listen));
+  }
   TrainerServer::Callbacks from_trainers{
       [this](uint64_t connection, v1::TrainerMessage message) {
         events_.PushOverCapacity(FromTrainer{connection, std::move(message)});
@@ -290,7 +302,7 @@ void Daemon::Handle(Event event) {
   const BootTime now = SystemClock().Now();
   if (PositionsDue(state_, now)) ReadPositions(now);
   Carry(Step(state_, event, now));
-  TellMetrics();
+  TellState();
   if (!state_.last_acknowledged.has_value()) return;
   const BootTime deadline = *state_.last_acknowledged + state_.timing.autonomy;
   if (deadline == told_deadline_) return;
@@ -298,7 +310,12 @@ void Daemon::Handle(Event event) {
   launcher_->SetDeadline(deadline);
 }
 
-void Daemon::TellMetrics() {
+// Ready: new ranks may come, or those that are here may go on without the coordinator.
+void Daemon::TellState() {
+  const bool ready = state_.phase == SessionPhase::kOpen ||
+                     (state_.last_acknowledged.has_value() && !state_.autonomous);
+  if (health_ != nullptr && ready != told_ready_) health_->SetServing(kReadyService, ready);
+  told_ready_ = ready;
   const std::pair now(state_.phase == SessionPhase::kOpen, CountSlots(state_));
   if (now == told_metrics_) return;
   told_metrics_ = now;
@@ -455,8 +472,9 @@ std::string Daemon::Configuration() const {
       {"logs", absl::StrCat(FormatBytes(options_.log_bytes), " and ", kAttemptsKept,
                             " attempts of ended ranks")},
       {"metrics", absl::StrCat("http://", metrics_->address(), "/metrics")},
+      {"health", health_ == nullptr ? "none" : health_->address()},
       {"insecure_listen",
-       options_.insecure_listen ? "true: metrics are plaintext off loopback" : "false"},
+       options_.insecure_listen ? "true: metrics and health are plaintext off loopback" : "false"},
       {"containment", launcher_->containment()},
       {"cpus", DescribeCpus()},
       {"cpu_placement", options_.place_ranks ? "each rank its own, where there are enough" : "off"},

@@ -26,7 +26,8 @@ struct WorkerOptions {
   int64_t log_bytes = int64_t{4} << 30;     // of ended ranks; one that runs has up to 144 MiB more
   std::string transport_interface = "all";  // network interfaces between nodes, comma-separated
   std::string metrics_listen = "127.0.0.1:0";
-  bool insecure_listen = false;  // allows metrics on other than loopback
+  std::string health_listen;     // host:port of grpc.health.v1 for probes; empty: none
+  bool insecure_listen = false;  // allows metrics and health on other than loopback
   bool allow_cgroup = true;
   bool place_ranks = true;      // on CPUs of their own, where there are enough
   std::string backend = "cpu";  // or cuda: a device for each slot

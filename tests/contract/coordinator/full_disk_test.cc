@@ -35,7 +35,7 @@ class FullDiskTest : public ::testing::Test {
     ballast_ = std::make_unique<Ballast>(folder_, kBallastBytes);
     thread_ = std::make_unique<StoreThread>(
         *store_, *ballast_,
-        StoreThread::Hooks{[this] { events_.TryPush(absl::OkStatus()); },
+        StoreThread::Hooks{[this](absl::Duration) { events_.TryPush(absl::OkStatus()); },
                            [this](absl::Status status) { events_.TryPush(std::move(status)); }});
   }
   void TearDown() override {

@@ -158,8 +158,8 @@ class Policies(unittest.TestCase):
                 ports = {port["name"]: port["containerPort"] for port in container["ports"]}
                 for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
                     how = container[probe]
-                    port = how["grpc"]["port"] if "grpc" in how else ports[how["httpGet"]["port"]]
-                    self.assertIn(port, ports.values(), probe)
+                    self.assertEqual(how["grpc"]["port"], ports["health"], probe)
+                self.assertNotIn("service", container["livenessProbe"]["grpc"])  # it lives, whomever it waits for
                 liveness = container["livenessProbe"]
                 if component == "worker":  # not before its own autonomy of 300 s has ended its ranks
                     self.assertGreaterEqual(liveness["failureThreshold"] * liveness["periodSeconds"], 300)
@@ -221,8 +221,11 @@ class Policies(unittest.TestCase):
                 else:
                     self.assertEqual(set(peer), {"podSelector"})
                     inside |= ports
-        for port in {p["containerPort"] for c in pod["containers"] for p in c.get("ports", [])}:
-            self.assertIn(port, inside, "its own namespace cannot reach it")
+        for port in [p for c in pod["containers"] for p in c.get("ports", [])]:
+            if port["name"] == "health":  # the kubelet of its own node, which no policy keeps out
+                self.assertNotIn(port["containerPort"], inside)
+            else:
+                self.assertIn(port["containerPort"], inside, "its own namespace cannot reach it")
 
     def test_services_and_monitors_find_their_pods(self):
         for name, values in value_sets().items():

@@ -150,7 +150,7 @@ class Pod:
         """Whether one look of the kubelet succeeds."""
         how = self.container[name]
         if "grpc" in how:
-            return serves(f"{self.address}:{how['grpc']['port']}")
+            return serves(f"{self.address}:{how['grpc']['port']}", how["grpc"].get("service", ""))
         ports = {port["name"]: port["containerPort"] for port in self.container["ports"]}
         url = f"http://{self.address}:{ports[how['httpGet']['port']]}{how['httpGet']['path']}"
         try:
@@ -172,11 +172,12 @@ class Pod:
             return answer.read().decode()
 
 
-def serves(target):
-    """grpc.health.v1.Health/Check of the whole server, in bytes: an empty request, answered by status 1."""
+def serves(target, service):
+    """grpc.health.v1.Health/Check in bytes: field 1 names the service, "" is the whole server; answered by status 1."""
+    request = b"\x0a" + bytes([len(service)]) + service.encode() if service else b""
     with grpc.insecure_channel(target) as channel:
         check = channel.unary_unary("/grpc.health.v1.Health/Check")
         try:
-            return check(b"", timeout=5) == b"\x08\x01"
+            return check(request, timeout=5) == b"\x08\x01"
         except grpc.RpcError:
             return False

@@ -63,7 +63,15 @@ class Running(unittest.TestCase):
         for pod in (self.coordinator, self.worker):
             for name in ("startupProbe", "readinessProbe", "livenessProbe"):
                 with self.subTest(component=pod.component, probe=name):
-                    self.assertTrue(pod.probe(name), pod.log())
+                    pod.await_probe(name)
+
+    def test_1_a_worker_is_ready_once_its_coordinator_has_answered(self):
+        lone = Cluster({"coordinator": "127.0.1.8", "worker": "127.0.1.9"})  # nobody listens on the former
+        self.addCleanup(lone.close)
+        worker = lone.start("worker", *self.owners["worker"])
+        worker.await_probe("livenessProbe")
+        self.assertTrue(worker.probe("startupProbe"))
+        self.assertFalse(worker.probe("readinessProbe"))
 
     def test_2_they_run_as_the_manifest_says(self):
         for pod in (self.coordinator, self.worker):

@@ -89,7 +89,9 @@ class CoordinatorDaemon : public ::testing::Test {
                                                 "--backoff-longest",
                                                 "1",
                                                 "--settle",
-                                                "1"};
+                                                "1",
+                                                "--health-listen",
+                                                "127.0.0.1:0"};
     std::vector<char*> argv;
     for (const std::string& argument : arguments)
       argv.push_back(const_cast<char*>(argument.data()));

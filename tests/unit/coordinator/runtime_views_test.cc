@@ -1,26 +1,16 @@
 // What the runtime reads out of the state beside the core's own views: where a log lies, how far
-// apart the ranks of a job are, what the Prometheus endpoint says.
-#include <arpa/inet.h>
+// apart the ranks of a job are.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #include <string>
 
-#include "absl/strings/numbers.h"
-#include "absl/strings/str_cat.h"
 #include "common/errors/rpc_error.h"
 #include "coordinator/runtime/log_place.h"
-#include "coordinator/runtime/metrics.h"
 #include "coordinator/runtime/straggler.h"
 
 namespace upipe::coordinator {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::Not;
 
 // A running job, generation 3, on workers a and b; generation 2 ran on c and d.
 class RuntimeViewsTest : public ::testing::Test {
@@ -117,56 +107,6 @@ TEST_F(RuntimeViewsTest, TheSlowestRankIsTheOneWithTheMostTimeOfItsOwn) {
   EXPECT_EQ(all->max_seconds, 9);
   EXPECT_EQ(all->median_seconds, 3);
   EXPECT_EQ(all->slowest_rank, 1);
-}
-
-// The text behind http://`address`/metrics.
-std::string Scrape(const std::string& address) {
-  sockaddr_in peer = {};
-  peer.sin_family = AF_INET;
-  peer.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  uint32_t port = 0;
-  EXPECT_TRUE(absl::SimpleAtoi(address.substr(address.rfind(':') + 1), &port));
-  peer.sin_port = htons(static_cast<uint16_t>(port));
-  const int fd = socket(AF_INET, SOCK_STREAM, 0);
-  EXPECT_EQ(connect(fd, reinterpret_cast<sockaddr*>(&peer), sizeof(peer)), 0);
-  const std::string request = "GET /metrics HTTP/1.0\r\n\r\n";
-  EXPECT_EQ(send(fd, request.data(), request.size(), 0), static_cast<ssize_t>(request.size()));
-  std::string text;
-  char chunk[4096];
-  for (ssize_t got = 0; (got = recv(fd, chunk, sizeof(chunk), 0)) > 0;) {
-    text.append(chunk, static_cast<size_t>(got));
-  }
-  close(fd);
-  return text;
-}
-
-TEST_F(RuntimeViewsTest, MetricsCountRestartsAndForgetJobsThatEnded) {
-  auto metrics = Metrics::Serve("127.0.0.1:0");
-  ASSERT_TRUE(metrics.ok()) << metrics.status();
-  state_.tally.restarts[{v1::CAUSE_KIND_NODE_LOST, "infrastructure"}] = 2;
-  state_.tally.stalls = 3;
-  state_.tally.commits = 4;
-  state_.tally.checkpoint_problems = 5;
-  state_.nodes["a"].record.set_cordoned(true);
-  job().record.mutable_last_commit()->set_step(40);
-  Report(0, 41, 10, 8);
-  Report(1, 41, 10, 1);
-  (*metrics)->Update(state_, {});
-  const std::string text = Scrape((*metrics)->address());
-  EXPECT_THAT(
-      text,
-      AllOf(HasSubstr(R"(upipe_restarts_total{budget="infrastructure",cause="node_lost"} 2)"),
-            HasSubstr("upipe_stalls_total 3"), HasSubstr("upipe_checkpoints_committed_total 4"),
-            HasSubstr("upipe_checkpoint_problems_total 5"), HasSubstr("upipe_nodes_cordoned 1"),
-            HasSubstr(R"(upipe_job_step{job="job-aaaaaa"} 41)"),
-            HasSubstr(R"(upipe_job_checkpoint_step{job="job-aaaaaa"} 40)"),
-            HasSubstr(R"(upipe_job_own_seconds_max{job="job-aaaaaa"} 9)"),
-            HasSubstr(R"(upipe_job_slowest_rank{job="job-aaaaaa"} 1)")));
-  state_.tally.restarts[{v1::CAUSE_KIND_NODE_LOST, "infrastructure"}] = 3;
-  job().record.set_state(v1::JOB_STATE_SUCCEEDED);
-  (*metrics)->Update(state_, {});
-  EXPECT_THAT(Scrape((*metrics)->address()),
-              AllOf(HasSubstr(R"(cause="node_lost"} 3)"), Not(HasSubstr("job-aaaaaa"))));
 }
 
 }  // namespace

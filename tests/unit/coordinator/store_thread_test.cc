@@ -37,7 +37,7 @@ class StoreThreadTest : public ::testing::Test {
     return {Batch{{Write{absl::StrCat("k", key), "v", 0}}}};
   }
   StoreThread::Hooks Hooks() {
-    return {[this] { events_.TryPush("committed"); },
+    return {[this](absl::Duration) { events_.TryPush("committed"); },
             [this](absl::Status status) { events_.TryPush(std::string(status.message())); }};
   }
 
