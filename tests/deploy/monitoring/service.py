@@ -26,6 +26,7 @@ from prometheus import Prometheus
 COORDINATOR, PROMETHEUS = "127.0.0.1:7077", "http://127.0.0.1:9090"
 # Fast timing: a worker is lost 6 s after its last word.
 TIMING = ["--heartbeat=0.2", "--kill-bound=2", "--autonomy=3", "--margin=1", "--backoff=0.2", "--settle=0.5", "--stall-floor=3"]
+PEAK_FLOPS = 1.0e11
 WORKERS = {"w0": (2, 9465), "w1": (1, 9475)}  # slots, port of /metrics
 
 
@@ -47,8 +48,16 @@ class Service:
         self.start_prometheus()
 
     def start_coordinator(self):
+        """Its plans are for a CPU whose peak is told, so that there is an MFU of jobs in bf16."""
+        devices = self.folder / "devices"
+        devices.mkdir()
+        known = (ROOT / "deploy" / "devices" / "cpu-epyc-2core.yaml").read_text()
+        (devices / "cpu.yaml").write_text(f"{known}\npeak_flops: {{value: {PEAK_FLOPS}, source: a test}}\n")
+        planner = self.folder / "plan"
+        planner.write_text(f'#!/bin/sh\nexec "{BIN}/upipe-plan" --device-files "{devices}" "$@"\n')
+        planner.chmod(0o755)
         self.spawn("coordinator", BIN / "upipe-coordinator", f"--listen={COORDINATOR}", "--metrics-listen=127.0.0.1:9464",
-                   f"--state-dir={self.folder / 'state'}", *TIMING)
+                   f"--state-dir={self.folder / 'state'}", f"--plan-binary={planner}", *TIMING)
 
     def start_prometheus(self):
         """deploy/prometheus as it is, but for the pace and for a second worker."""
