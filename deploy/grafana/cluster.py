@@ -85,13 +85,13 @@ def coordinator():
     # By the clock of the scrape, so that the time since then does not count.
     heard = "upipe_worker_last_heard_timestamp_seconds"
     silence = f"timestamp({heard}) - {heard}"
-    failed = 'upipe_rpc_requests_total{code!="ok"}'
+    failed = 'upipe_rpc_requests_total{code!~"ok|cancelled"}'
     summary = [
         one("Coordinator", "1 while it is scraped.", "none", "count(upipe_coordinator_epoch) or vector(0)",
             thresholds=steps((None, BAD), (1, GOOD))),
         one("Starts", "Grows at every start of the coordinator.", "none", "max(upipe_coordinator_epoch)"),
         one("Requests", "Calls a second, streams counted when they end.", "reqps", "sum(rate(upipe_rpc_requests_total[$__rate_interval]))"),
-        one("Request errors", "Share of calls that ended with another code than `ok`.", "percentunit",
+        one("Request errors", "Share of calls that failed; who hangs up (`cancelled`) is none of them.", "percentunit",
             f"(sum(rate({failed}[$__rate_interval])) or vector(0)) / sum(rate(upipe_rpc_requests_total[$__rate_interval]))", decimals=1),
         one("Slowest commit", "99 % of the store's commits are faster.", "s", quantile(0.99, "upipe_store_commit_seconds"),
             thresholds=steps((None, GOOD), (0.1, WARN), (1, BAD))),
@@ -101,7 +101,7 @@ def coordinator():
     calls = [
         lines("Requests by method", "Calls a second.", "reqps",
               [series("sum by (method) (rate(upipe_rpc_requests_total[$__rate_interval]) > 0)", "{{method}}")]),
-        lines("Errors by method and code", "Calls a second that ended with another code than `ok`.", "reqps",
+        lines("Errors by method and code", "Calls a second that failed; who hangs up (`cancelled`) is none of them.", "reqps",
               [series(f"sum by (method, code) (rate({failed}[$__rate_interval]) > 0)", "{{method}} {{code}}")]),
         lines("Latency by method", "99 % of the calls are faster; streams last as long as they are watched.", "s",
               [series(quantile(0.99, "upipe_rpc_seconds", "method"), "{{method}}")]),

@@ -176,7 +176,8 @@ def job():
 
     rank_0 = JOB.replace("}", ', rank="0"}')
     name = "rank {{rank}}"
-    step, saved = 'upipe_job_step{job=~"$job"}', 'upipe_job_checkpoint_step{job=~"$job"}'
+    # Of an attempt that has not told a step yet it is 0.
+    step, saved = '(upipe_job_step{job=~"$job"} > 0)', 'upipe_job_checkpoint_step{job=~"$job"}'
     age = 'time() - upipe_job_checkpoint_timestamp_seconds{job=~"$job"}'
     summary = [
         one("Step", "The last step that rank 0 reported.", "none", f"max({step})"),

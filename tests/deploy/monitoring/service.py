@@ -24,8 +24,9 @@ from cluster import own_network  # noqa: F401, for tests
 from prometheus import Prometheus
 
 COORDINATOR, PROMETHEUS = "127.0.0.1:7077", "http://127.0.0.1:9090"
-# Fast timing: a worker is lost 6 s after its last word.
-TIMING = ["--heartbeat=0.2", "--kill-bound=2", "--autonomy=3", "--margin=1", "--backoff=0.2", "--settle=0.5", "--stall-floor=3"]
+# Fast timing: a worker is lost 8 s after its last word.
+TIMING = ["--heartbeat=0.2", "--kill-bound=2", "--autonomy=5", "--margin=1", "--backoff=0.2", "--settle=0.5", "--stall-floor=3"]
+PEAK_FLOPS, MEMORY_PER_RANK = 1.0e11, "64MiB"
 WORKERS = {"w0": (2, 9465), "w1": (1, 9475)}  # slots, port of /metrics
 
 
@@ -42,22 +43,31 @@ class Service:
         self.start_coordinator()
         for name, (slots, port) in WORKERS.items():
             self.spawn(name, BIN / "upipe-worker", f"--coordinator={COORDINATOR}", f"--name={name}", f"--node=node-{name}",
-                       f"--slots={slots}", "--memory-per-rank=64MiB", f"--metrics-listen=127.0.0.1:{port}", "--no-cpu-placement",
+                       f"--slots={slots}", f"--memory-per-rank={MEMORY_PER_RANK}", f"--metrics-listen=127.0.0.1:{port}", "--no-cpu-placement",
                        f"--state-dir={self.folder / name}")
         self.start_prometheus()
 
     def start_coordinator(self):
+        """Its plans are for a CPU whose peak is told, so that there is an MFU of jobs in bf16."""
+        devices = self.folder / "devices"
+        devices.mkdir()
+        known = (ROOT / "deploy" / "devices" / "cpu-epyc-2core.yaml").read_text()
+        (devices / "cpu.yaml").write_text(f"{known}\npeak_flops: {{value: {PEAK_FLOPS}, source: a test}}\n")
+        planner = self.folder / "plan"
+        planner.write_text(f'#!/bin/sh\nexec "{BIN}/upipe-plan" --device-files "{devices}" "$@"\n')
+        planner.chmod(0o755)
         self.spawn("coordinator", BIN / "upipe-coordinator", f"--listen={COORDINATOR}", "--metrics-listen=127.0.0.1:9464",
-                   f"--state-dir={self.folder / 'state'}", *TIMING)
+                   f"--state-dir={self.folder / 'state'}", f"--plan-binary={planner}", *TIMING)
 
     def start_prometheus(self):
-        """deploy/prometheus as it is, but for the pace and for a second worker."""
+        """deploy/prometheus as it is, but for the pace and for further workers."""
         where = self.folder / "prometheus"
         shutil.copytree(ROOT / "deploy" / "prometheus", where)
         config = where / "prometheus.yml"
         config.write_text(re.sub(r"(scrape|evaluation)_interval: 15s", r"\1_interval: 1s", config.read_text()))
         targets = where / "targets" / "workers.yaml"
-        targets.write_text(targets.read_text() + "- targets: [127.0.0.1:9475]\n")
+        _, *further = [port for _, port in WORKERS.values()]
+        targets.write_text(targets.read_text() + "".join(f"- targets: [127.0.0.1:{port}]\n" for port in further))
         self.spawn("prometheus", "prometheus", f"--config.file={config}", f"--storage.tsdb.path={self.folder / 'tsdb'}",
                    "--web.listen-address=127.0.0.1:9090", "--log.level=warn")
         self.prometheus = Prometheus(PROMETHEUS)
