@@ -22,6 +22,7 @@
 #include "common/ids.h"
 #include "common/machine.h"
 #include "common/metrics/step_line.h"
+#include "common/metrics/timeline_line.h"
 #include "common/parse_arguments.h"
 #include "common/spec/yaml_spec.h"
 #include "common/status.h"
@@ -46,21 +47,27 @@ struct Flags {
   std::string job_file;
   std::vector<std::string> overrides;
   std::string metrics_file;
+  std::string timeline_file;
   bool quiet = false;
   bool place = true;
 };
 
-// Prints rank 0's reports and keeps every rank's in the metrics file, one JSON object a line.
+// Prints rank 0's reports and keeps every rank's, and their timelines, in files, one JSON object a
+// line.
 class Reporter {
  public:
   explicit Reporter(const Flags& flags) : quiet_(flags.quiet) {
     if (!flags.metrics_file.empty()) metrics_.open(flags.metrics_file, std::ios::trunc);
+    if (!flags.timeline_file.empty()) timelines_.open(flags.timeline_file, std::ios::trunc);
   }
-  bool ok() const { return !metrics_.fail(); }
-  // False when a record did not reach the file.
-  bool Flush() {
+  bool keeps_timelines() const { return timelines_.is_open(); }
+  // The file that could not be opened or written, or none.
+  std::string Failed(const Flags& flags) const {
+    return metrics_.fail() ? flags.metrics_file : timelines_.fail() ? flags.timeline_file : "";
+  }
+  void Flush() {
     if (metrics_.is_open()) metrics_.flush();
-    return ok();
+    if (timelines_.is_open()) timelines_.flush();
   }
 
   void OnCheckpoint(const v1::CheckpointRef& ref) {
@@ -91,10 +98,15 @@ class Reporter {
     std::cout << (report.skipped() ? "  skipped" : "") << std::endl;
   }
 
+  void OnTimeline(const v1::StepTimeline& timeline) {
+    const std::lock_guard lock(mutex_);
+    timelines_ << FormatTimelineLine(timeline) << "\n";
+  }
+
  private:
   const bool quiet_;
   std::mutex mutex_;
-  std::ofstream metrics_;
+  std::ofstream metrics_, timelines_;
 };
 
 // CPUs of each rank; empty, in words for people, when the machine has too few free ones for all.
@@ -209,12 +221,17 @@ absl::Status RunRanks(const v1::RunPlan& plan, const std::vector<CpuClaim>& clai
   for (int rank = 0; rank < ranks; ++rank) {
     threads.emplace_back([&, rank] {
       if (!claims.empty()) PlaceThisThread(claims[rank].cpus()).IgnoreError();
+      std::function<void(const v1::StepTimeline&)> on_timeline;
+      if (reporter.keeps_timelines()) {
+        on_timeline = [&](const v1::StepTimeline& timeline) { reporter.OnTimeline(timeline); };
+      }
       statuses[rank] = train::TrainRank({
           .plan = plan,
           .rank = rank,
           .comm = *comms[rank],
           .device = *devices[rank],
           .on_step = [&, rank](const v1::StepReport& report) { reporter.OnStep(rank, report); },
+          .on_timeline = std::move(on_timeline),
           .stop_requested = &stop_requested,
           .writer = checkpoints == nullptr ? nullptr : checkpoints->writer(rank),
           .resume = checkpoints == nullptr ? nullptr : checkpoints->resume(),
@@ -253,8 +270,8 @@ absl::Status Run(const Flags& flags) {
   }
   if (!claims.ok()) claims = std::vector<CpuClaim>();
   Reporter reporter(flags);
-  if (!reporter.ok()) {
-    return absl::PermissionDeniedError(absl::StrCat("cannot write ", flags.metrics_file));
+  if (const std::string file = reporter.Failed(flags); !file.empty()) {
+    return absl::PermissionDeniedError(absl::StrCat("cannot write ", file));
   }
   UPIPE_ASSIGN_OR_RETURN(const std::unique_ptr<LocalCheckpoints> checkpoints,
                          LocalCheckpoints::Open(plan, reporter));
@@ -266,9 +283,11 @@ absl::Status Run(const Flags& flags) {
     UPIPE_RETURN_IF_ERROR(CheckSelf(plan, available, flags.quiet));
   }
   UPIPE_RETURN_IF_ERROR(RunRanks(plan, *claims, checkpoints.get(), reporter));
-  if (reporter.Flush()) return absl::OkStatus();
+  reporter.Flush();
+  const std::string failed = reporter.Failed(flags);
+  if (failed.empty()) return absl::OkStatus();
   return absl::ResourceExhaustedError(
-      absl::StrCat("trained, but ", flags.metrics_file, " lacks records: writing to it failed"));
+      absl::StrCat("trained, but ", failed, " lacks records: writing to it failed"));
 }
 
 int Main(int argc, char** argv) {
@@ -283,6 +302,8 @@ int Main(int argc, char** argv) {
       ->allow_extra_args(false);
   app.add_option("--metrics", flags.metrics_file,
                  "write every step report of every rank here, JSON lines (docs/metrics.md)");
+  app.add_option("--timeline", flags.timeline_file,
+                 "write timelines of some steps of every rank here, JSON lines");
   app.add_flag("!--no-cpu-placement", flags.place,
                "let the kernel choose the CPUs of ranks (default: each rank its own, where there "
                "are enough)");

@@ -425,6 +425,12 @@ class Trainer {
                SendReport(report);
                watch.LeaveIfPast();
              },
+         .on_timeline =
+             [this](const v1::StepTimeline& timeline) {
+               v1::TrainerMessage message;
+               *message.mutable_timeline() = timeline;
+               link_.Send(std::move(message));
+             },
          .on_running =
              [this, &watch] {
                SendRunning();

@@ -140,6 +140,12 @@ class RankLoop {
                                        .clock = &clock_,
                                        .storage = model::StorageTypeOf(spec_.train()),
                                        .mesh = mesh_});
+    StepTimelines timelines({.rank = run_.rank,
+                             .clock = clock_,
+                             .device = run_.device,
+                             .tell = run_.on_timeline,
+                             .every = run_.timeline_every});
+    timelines_ = &timelines;
     UPIPE_ASSIGN_OR_RETURN(const std::unique_ptr<TrainStep> step,
                            TrainStep::Create(context, run_.plan));
     Checkpointing checkpoints({.step = *step,
@@ -151,12 +157,6 @@ class RankLoop {
       UPIPE_ASSIGN_OR_RETURN(state_,
                              checkpoints.Restore(*run_.resume, run_.plan, run_.stop_requested));
     }
-    StepTimelines timelines({.rank = run_.rank,
-                             .clock = clock_,
-                             .device = run_.device,
-                             .tell = run_.on_timeline,
-                             .every = run_.timeline_every});
-    timelines_ = &timelines;
     if (run_.on_running) run_.on_running();
     const int64_t total = spec_.train().steps();
     for (int64_t number = state_.step() + 1; number <= total; ++number) {

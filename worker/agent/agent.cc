@@ -25,12 +25,15 @@ constexpr size_t kRanksMax = 4096;  // with those gone and not yet acknowledged
 constexpr size_t kAddressBytesMax = 64 << 10;
 constexpr size_t kReferenceBytesMax = 1 << 10;  // of a checkpoint
 constexpr size_t kStepBytesMax = 64 << 10;
+// What a line of the worker's own file may come from.
+constexpr size_t kTimelineBytesMax = 4 << 20;
 
 bool IsTooLarge(const v1::TrainerMessage& message) {
   return message.ready().address().size() > kAddressBytesMax ||
          message.ready().resume().ByteSizeLong() > kReferenceBytesMax ||
          message.committed().ByteSizeLong() > kReferenceBytesMax ||
-         message.report().ByteSizeLong() > kStepBytesMax;
+         message.report().ByteSizeLong() > kStepBytesMax ||
+         message.timeline().ByteSizeLong() > kTimelineBytesMax;
 }
 
 bool IsGone(const Rank& rank) { return rank.report.state() == v1::RANK_STATE_GONE; }
@@ -551,6 +554,11 @@ void Decision::On(const FromTrainer& event) {
     out_.push_back(RecordStep{key, rank.report.slot(), message.report()});
     *rank.report.mutable_last_step() = message.report();
     SendProgress(s_, rank, message.report(), out_);
+  } else if (message.has_timeline()) {
+    RecordTimeline action{key, message.timeline()};
+    action.timeline.set_rank(key.rank);
+    action.timeline.set_generation(FenceOf(rank).generation());
+    out_.push_back(std::move(action));
   }
 }
 

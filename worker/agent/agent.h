@@ -115,6 +115,10 @@ struct RecordStep {
   int slot = 0;
   v1::StepReport report;
 };
+struct RecordTimeline {
+  RankKey key;
+  v1::StepTimeline timeline;
+};
 struct RecordCheckpoint {
   int slot = 0;
   v1::CheckpointRef committed;
@@ -138,8 +142,8 @@ struct NodeEvent {
 struct ShutdownComplete {};
 using Action =
     std::variant<OpenSession, CloseSession, SendToCoordinator, LaunchRank, KillRank, SendToTrainer,
-                 ReadTrainer, CloseTrainer, RecordStep, RecordCheckpoint, RecordProblem, RecordExit,
-                 ReleaseRank, UploadLog, NodeEvent, ShutdownComplete>;
+                 ReadTrainer, CloseTrainer, RecordStep, RecordTimeline, RecordCheckpoint,
+                 RecordProblem, RecordExit, ReleaseRank, UploadLog, NodeEvent, ShutdownComplete>;
 using Actions = std::vector<Action>;
 
 struct TimingRules {

@@ -22,6 +22,7 @@
 #include "common/log.h"
 #include "common/loopback.h"
 #include "common/metrics/step_line.h"
+#include "common/metrics/timeline_line.h"
 #include "common/rpc/health_server.h"
 #include "common/status.h"
 #include "common/units.h"
@@ -166,6 +167,7 @@ class Daemon : public WorkerDaemon {
   void Do(const ReadTrainer& action) { trainers_->Read(action.connection); }
   void Do(const CloseTrainer& action) { trainers_->Close(action.connection); }
   void Do(const RecordStep& action);
+  void Do(const RecordTimeline& action);
   void Do(const RecordCheckpoint& action) {
     metrics_->CountCheckpoint(action.slot, action.committed);
   }
@@ -419,6 +421,11 @@ void Daemon::Do(const RecordStep& action) {
   metrics_->Observe(action.slot, action.report);
   recorder_.AppendLine(RankDir(state_.ranks.at(action.key)) + "/metrics.jsonl",
                        FormatStepLine({.rank = action.key.rank, .report = action.report}));
+}
+
+void Daemon::Do(const RecordTimeline& action) {
+  recorder_.AppendLine(RankDir(state_.ranks.at(action.key)) + "/timeline.jsonl",
+                       FormatTimelineLine(action.timeline));
 }
 
 void Daemon::Do(const ReleaseRank& action) {

@@ -7,9 +7,12 @@
 
 #include <filesystem>
 #include <fstream>
+#include <set>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "common/metrics/timeline_line.h"
 #include "tests/support/cluster/cluster.h"
 
 namespace upipe {
@@ -54,6 +57,31 @@ class SystemTest : public ::testing::Test {
       EXPECT_EQ(kept[field], last[field]) << field;
     }
   }
+  // Each worker keeps timelines of its ranks: of step 1 at least, and every head-chunk stage in it.
+  void ExpectTimelines(const std::string& job, int ranks) {
+    int seen = 0;
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(cluster_.folder())) {
+      const std::string path = entry.path().string();
+      if (entry.path().filename() != "timeline.jsonl" || !absl::StrContains(path, job)) continue;
+      std::ifstream file(path);
+      std::string line;
+      ASSERT_TRUE(std::getline(file, line)) << path;
+      const auto timeline = ParseTimelineLine(line);
+      ASSERT_TRUE(timeline.ok()) << path << ": " << timeline.status();
+      EXPECT_EQ(timeline->step(), 1) << path;
+      EXPECT_EQ(timeline->generation(), 1) << path;
+      EXPECT_TRUE(absl::StrContains(path, absl::StrCat("r", timeline->rank(), "/"))) << path;
+      std::set<std::string> stages;
+      for (const auto& slice : timeline->slices()) {
+        stages.insert(timeline->stages(slice.stage_name()));
+      }
+      EXPECT_THAT(stages, ::testing::IsSupersetOf({"projection", "exchange", "attention", "return",
+                                                   "mlp", "loss", "weights", "optimizer"}));
+      EXPECT_GT(timeline->memory_size(), 0) << path;
+      ++seen;
+    }
+    EXPECT_EQ(seen, ranks);
+  }
   void ExpectAllSlotsFree() {
     cluster_.Await("every slot to be FREE", absl::Seconds(10), [&] {
       int free = 0;
@@ -79,10 +107,22 @@ TEST_F(SystemTest, TrainersOverUcxGiveTheBitsOfThreadsInOneProcess) {
   const auto report = described["last_report"];
   EXPECT_EQ(report.value("step", ""), "5");
 
+  ExpectTimelines(job, 4);
+
   const std::string metrics = cluster_.folder() + "/threads.jsonl";
-  const CommandResult threads = testing::RunCommand(
-      {testing::BinDir() + "/upipe-run", file, "--metrics", metrics, "--quiet"});
+  const std::string own_timelines = cluster_.folder() + "/threads.timelines";
+  const CommandResult threads =
+      testing::RunCommand({testing::BinDir() + "/upipe-run", file, "--metrics", metrics,
+                           "--timeline", own_timelines, "--quiet"});
   ASSERT_EQ(threads.exit_code, 0) << threads.errors;
+  int ranks_told = 0;
+  std::ifstream timelines(own_timelines);
+  for (std::string line; std::getline(timelines, line);) {
+    const auto timeline = ParseTimelineLine(line);
+    ASSERT_TRUE(timeline.ok()) << timeline.status();
+    ranks_told += timeline->step() == 1;
+  }
+  EXPECT_EQ(ranks_told, 4);
   bool compared = false;
   std::ifstream lines(metrics);
   for (std::string line; std::getline(lines, line);) {

@@ -193,6 +193,7 @@ class Worker {
     slots_.erase(action.slot);
   }
   void Do(const RecordStep& action) { UPIPE_CHECK(state_.ranks.contains(action.key)); }
+  void Do(const RecordTimeline& action) { UPIPE_CHECK(state_.ranks.contains(action.key)); }
   void Do(const UploadLog& action) {
     const std::string& job = action.request.ref().fence().job_id();
     UPIPE_CHECK(!job.empty() && job[0] != '.' && job.find('/') == std::string::npos) << job;

@@ -87,6 +87,7 @@ class WorkerMachine : public TrainerHost {
   void Do(const worker::ShutdownComplete&) { ending_ = true; }
   void Do(const worker::ReadTrainer&) {}
   void Do(const worker::RecordStep&) {}
+  void Do(const worker::RecordTimeline&) {}
   void Do(const worker::RecordCheckpoint&) {}
   void Do(const worker::RecordProblem&) {}
   void Do(const worker::RecordExit&) {}

@@ -67,6 +67,25 @@ TEST(Agent, ACommitIsReportedUntilAcknowledgedAlsoAfterTheExit) {
   EXPECT_EQ(agent.Reported(0).state(), v1::RANK_STATE_EXITED);
 }
 
+TEST(Agent, ATimelineIsKeptAsTheRanksOwn) {
+  Agent agent;
+  agent.StartRunning(3, "a", 1, 0);
+  v1::TrainerMessage message;
+  message.mutable_timeline()->set_step(10);
+  message.mutable_timeline()->set_rank(7);
+  agent.Do(FromTrainer{2, message});
+  ASSERT_EQ(agent.All<RecordTimeline>().size(), 1u);
+  const RecordTimeline action = agent.All<RecordTimeline>()[0];
+  EXPECT_EQ(action.key, (RankKey{"a", 1}));
+  EXPECT_EQ(action.timeline.step(), 10);
+  EXPECT_EQ(action.timeline.rank(), 1);
+  EXPECT_EQ(action.timeline.generation(), 3);
+  message.mutable_timeline()->add_stages(std::string(5 << 20, 'x'));
+  agent.Do(FromTrainer{2, message});
+  EXPECT_THAT(agent.All<RecordTimeline>(), IsEmpty());
+  EXPECT_EQ(agent.All<CloseTrainer>().size(), 1u);
+}
+
 TEST(Agent, ProblemsAreTheNewestFewAndShort) {
   Agent agent;
   agent.StartRunning(1, "a", 0, 0);
