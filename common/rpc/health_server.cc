@@ -1,5 +1,6 @@
 #include "common/rpc/health_server.h"
 
+#include <grpcpp/generic/async_generic_service.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
 
@@ -10,6 +11,7 @@
 namespace upipe {
 
 struct HealthServer::Parts {
+  grpc::CallbackGenericService others;  // refuses what is not health; without it nothing is polled
   std::unique_ptr<grpc::Server> server;
 };
 
@@ -29,6 +31,7 @@ absl::StatusOr<std::unique_ptr<HealthServer>> HealthServer::Listen(const std::st
   builder.AddListeningPort(listen, grpc::InsecureServerCredentials(), &port);
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   auto parts = std::make_unique<Parts>();
+  builder.RegisterCallbackGenericService(&parts->others);
   parts->server = builder.BuildAndStart();
   if (parts->server == nullptr || port == 0) {
     return absl::UnavailableError(absl::StrCat("cannot serve health on ", listen,
