@@ -45,11 +45,9 @@ def memory():
             f"sum({of(host_peak)})"),
     ]
     device = [
-        lines("Device memory by tag", "What the shown ranks hold after their last step, stacked, and on top of it what comes and goes "
-              "inside a step, up to their peaks; the lines are what was planned and what they may take. Choose one slot to see one "
-              "rank.", "bytes",
-              [series(f"sum by (tag) ({of(pool('upipe_memory_bytes'))} > 0)", "{{tag}}"),
-               series(f"sum({of(peak)}) - sum({of(pool('upipe_memory_bytes'))})", "inside a step", color="#e9c9a8"),
+        lines("Device memory by tag", "What the shown ranks held at their peaks, stacked by tag, below what was planned and what they may "
+              "take. Choose one slot to see one rank.", "bytes",
+              [series(f"sum by (tag) ({of(pool('upipe_memory_tag_at_peak_bytes'))} > 0)", "{{tag}}"),
                series(f"sum({of(planned)})", "planned peak", dashed=True, color=PLAN_COLOR),
                series(f"sum({of(limit)})", "limit", dashed=True, color=LIMIT_COLOR)],
               stacked=True, colors=TAG_COLORS, width=16, height=11),
@@ -66,8 +64,11 @@ def memory():
               [(title, "bytes", f"sum by (job, rank, worker, slot) ({of(pool(f'upipe_memory_{name}_bytes'))})")
                for title, name in (("Peak", "peak"), ("Planned", "planned"), ("Arena", "arena"), ("Limit", "limit"))], height=10),
         lines("Planned minus measured, by rank", "Planned peak minus peak so far: it falls to its end within the first step and stays "
-              "there.", "bytes", [series(of(f"({planned} - {peak})"), RANK)], thresholds=steps((None, BAD), (0, GOOD)), soft_low=0),
-        lines("Headroom by rank", "Limit minus peak.", "bytes", [series(of(f"({limit} - {peak})"), RANK)]),
+              "there.", "bytes", [series(of(f"({planned} - {peak})"), RANK)], thresholds=steps((None, BAD), (0, GOOD)), soft_low=0, width=8),
+        lines("Headroom by rank", "Limit minus peak.", "bytes", [series(of(f"({limit} - {peak})"), RANK)], width=8),
+        lines("Held between steps", "What stays when a step is over, by tag.", "bytes",
+              [series(f"sum by (tag) ({of(pool('upipe_memory_bytes'))} > 0)", "{{tag}}")], stacked=True, colors=TAG_COLORS,
+              width=8),
     ]
     hosts = [
         lines("Host memory by tag", "What the shown ranks hold in their host pools after their last step: snapshots of checkpoints, offloaded layer "

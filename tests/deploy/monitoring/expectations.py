@@ -103,12 +103,13 @@ PEAK, PLANNED = ranks("reports", "peak_bytes"), ranks("plans", "peak_bytes")
 HOST_PEAK, HOST_PLANNED = ranks("reports", "peak_bytes", "host_memory"), ranks("plans", "peak_bytes", "host_memory")
 
 
-def held(pool):
+def held(pool, when="bytes"):
+    """Of all ranks, tags that hold nothing left out."""
     def values(facts):
         found = {}
         for report in facts.reports:
             for tag in report[pool]["tags"]:
-                found[tag["tag"]] = found.get(tag["tag"], 0) + float(tag["bytes"])
+                found[tag["tag"]] = found.get(tag["tag"], 0) + float(tag[when])
         return {tag: value for tag, value in found.items() if value > 0}
     return values
 
@@ -137,9 +138,8 @@ MEMORY = {
     "Planned − measured": steady(equal(0)),
     "Attention of its plan": steady(equal(1)),
     "Host peak": steady(equal(total(HOST_PEAK))),
-    "Device memory by tag": steady(
-        each("tag", held("memory")), equal(lambda f: total(PEAK)(f) - sum(held("memory")(f).values())), equal(total(PLANNED)),
-        equal(lambda f: 2 * f.limit)),
+    "Device memory by tag": steady(each("tag", held("memory", "at_peak_bytes")), equal(total(PLANNED)), equal(lambda f: 2 * f.limit)),
+    "Held between steps": steady(each("tag", held("memory"))),
     "Peak against limit": steady(each("rank", of_limit)),
     "Tags, planned and measured": steady(each("tag", largest_by_tag("plans", "peak_bytes")), each("tag", largest_by_tag("reports", "peak_bytes")),
                                          each("tag", lambda f: dict.fromkeys(TAGS, 0.0))),
