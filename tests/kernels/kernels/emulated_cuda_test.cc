@@ -92,7 +92,8 @@ TEST(EmulatedCuda, EmbeddingBackwardOfManyTokens) {
   });
 }
 
-// Three quarters of the rows have one token; others of the same part of the vocabulary come between.
+// Three quarters of the rows have one token; others of the same part of the vocabulary come
+// between.
 TEST(EmulatedCuda, EmbeddingBackwardOfATokenThatIsEverywhere) {
   for (const int64_t d : {8, 3}) {
     ExpectEqualsReference([d](Memory& memory) {
