@@ -29,6 +29,7 @@
 #include "engine/comm/comm_factory.h"
 #include "engine/parallel/mesh.h"
 #include "engine/parallel/plan_hash.h"
+#include "engine/train/check_communicator.h"
 #include "engine/train/check_workspaces.h"
 #include "engine/train/checkpointing.h"
 #include "engine/train/rank_run.h"
@@ -196,16 +197,6 @@ comm::PeerGroup GroupOf(const v1::Assignment& assignment, const v1::Peers& peers
   return group;
 }
 
-// What the communicator holds it takes before step 1, outside the planned arena.
-void TellCommunicatorMemory(const v1::RunPlan& plan, int64_t bytes) {
-  if (bytes == 0) return;
-  const int64_t reserved = plan.budget().reserved_bytes();
-  UPIPE_LOG(INFO) << "the communicator took " << FormatBytes(bytes) << " of device memory; "
-                  << (reserved == 0 ? "the plan names no device and reserves nothing for it"
-                                    : absl::StrCat("the plan reserves ", FormatBytes(reserved),
-                                                   " for it, the context and the code"));
-}
-
 // A peer or the transport: errors of those kinds reach us only through the communicator.
 bool IsPeerFailure(const absl::Status& status) {
   return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) || absl::IsAborted(status);
@@ -305,7 +296,10 @@ class Trainer {
       peer_failure_ = IsPeerFailure(comm.status());
       return comm.status();
     }
-    TellCommunicatorMemory(plan, rendezvous->device_bytes());
+    if (const int64_t bytes = rendezvous->device_bytes(); bytes > 0) {
+      UPIPE_LOG(INFO) << "the communicator took " << FormatBytes(bytes) << " of device memory";
+      UPIPE_RETURN_IF_ERROR(train::CheckCommunicatorMemory(plan, rank, bytes));
+    }
     UPIPE_RETURN_IF_ERROR(Failpoint(failpoints::kTrainerConnected));
     DeadlineWatch watch(page_, **comm);
     if (plan.spec().train().selfcheck() && !peers.has_resume()) {

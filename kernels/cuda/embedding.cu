@@ -42,51 +42,90 @@ struct EmbeddingBwd {
   int64_t* fault;
 };
 
+// Rows of a block's part, of kBlockThreads that were looked at together, and their tokens.
+struct CollectedRows {
+  int offset[kBlockThreads];
+  int32_t token[kBlockThreads];
+  int warp_counts[kBlockThreads / kWarpThreads];
+};
+
 // Puts the rows among [first, first + kBlockThreads) whose token is of this block's part into
-// `rows`, ascending; returns how many. `warp_counts` is shared.
-__device__ int Collect(const EmbeddingBwd& p, int64_t first, int* rows, int* warp_counts) {
+// `rows`, which is shared, ascending; returns how many.
+__device__ int Collect(const EmbeddingBwd& p, int64_t first, CollectedRows& rows) {
   const int thread = static_cast<int>(threadIdx.x), lane = thread % kWarpThreads;
   const int64_t row = first + thread;
+  int32_t token = 0;
   bool mine = false;
   if (row < p.num_tokens) {
-    const int32_t token = p.tokens[row];
+    token = p.tokens[row];
     mine = InVocabulary(token, p.vocab, row, p.fault) &&
            static_cast<unsigned>(token) % kVocabParts == blockIdx.y;
   }
   const unsigned votes = __ballot_sync(kAllLanes, mine);
-  if (lane == 0) warp_counts[thread / kWarpThreads] = __popc(votes);
+  if (lane == 0) rows.warp_counts[thread / kWarpThreads] = __popc(votes);
   __syncthreads();
   int before = 0, count = 0;
   for (int warp = 0; warp < kBlockThreads / kWarpThreads; ++warp) {
-    if (warp < thread / kWarpThreads) before += warp_counts[warp];
-    count += warp_counts[warp];
+    if (warp < thread / kWarpThreads) before += rows.warp_counts[warp];
+    count += rows.warp_counts[warp];
   }
-  if (mine) rows[before + __popc(votes & ((1u << lane) - 1))] = thread;
+  if (mine) {
+    const int place = before + __popc(votes & ((1u << lane) - 1));
+    rows.offset[place] = thread;
+    rows.token[place] = token;
+  }
   __syncthreads();
   return count;
 }
 
+// A thread's columns of the row of dtable that it adds to: read when its token comes and written
+// when another does, so that a token that follows itself waits for no memory but dout's.
+template <int N>
+struct OpenRow {
+  float* at = nullptr;
+  Vector<float, N> sum = {};
+
+  __device__ void Open(float* to) {
+    if (to == at) return;
+    Close();
+    at = to;
+    sum = Load<N>(to);
+  }
+  __device__ void Close() {
+    if (at != nullptr) Store(at, sum);
+  }
+};
+
+constexpr int kRowsAhead = 16;  // of dout, on their way at once
+
 // Grid (columns, part of the vocabulary): a block adds, in ascending order, the rows whose token is
 // of its part to N columns per thread. Every block reads all tokens; dout is read once, dtable read
-// and written once per token. 1056 bytes of shared memory.
+// and written at most once per token. 2080 bytes of shared memory.
 template <typename S, int N>
 __global__ void __launch_bounds__(kBlockThreads)
     embedding_bwd(EmbeddingBwd p, const S* dout, float* dtable) {
-  UPIPE_SHARED(rows, int[kBlockThreads]);
-  UPIPE_SHARED(warp_counts, int[kBlockThreads / kWarpThreads]);
+  UPIPE_SHARED(rows, CollectedRows);
   const int64_t column = (int64_t{blockIdx.x} * kBlockThreads + threadIdx.x) * N;
+  OpenRow<N> open;
   for (int64_t first = 0; first < p.num_tokens; first += kBlockThreads) {
-    const int count = Collect(p, first, rows, warp_counts);
-    for (int k = 0; k < count && column < p.columns; ++k) {
-      const int64_t row = first + rows[k];
-      float* const to = dtable + p.tokens[row] * p.dtable_stride + column;
-      const auto gradient = Load<N>(dout + row * p.dout_stride + column);
-      auto sum = Load<N>(to);
+    const int count = Collect(p, first, rows);
+    for (int k = 0; k < count && column < p.columns; k += kRowsAhead) {
+      Vector<S, N> gradients[kRowsAhead];
       UPIPE_UNROLL
-      for (int e = 0; e < N; ++e) sum.Set(e, sum[e] + gradient[e]);
-      Store(to, sum);
+      for (int i = 0; i < kRowsAhead; ++i) {
+        if (k + i >= count) break;
+        gradients[i] = Load<N>(dout + (first + rows.offset[k + i]) * p.dout_stride + column);
+      }
+      UPIPE_UNROLL
+      for (int i = 0; i < kRowsAhead; ++i) {
+        if (k + i >= count) break;
+        open.Open(dtable + rows.token[k + i] * p.dtable_stride + column);
+        UPIPE_UNROLL
+        for (int e = 0; e < N; ++e) open.sum.Set(e, open.sum[e] + gradients[i][e]);
+      }
     }
   }
+  open.Close();
 }
 
 // [rows, d] as [1, rows, d].

@@ -92,6 +92,19 @@ TEST(EmulatedCuda, EmbeddingBackwardOfManyTokens) {
   });
 }
 
+// Three quarters of the rows have one token; others of the same part of the vocabulary come
+// between.
+TEST(EmulatedCuda, EmbeddingBackwardOfATokenThatIsEverywhere) {
+  for (const int64_t d : {8, 3}) {
+    ExpectEqualsReference([d](Memory& memory) {
+      std::vector<int32_t> tokens(400, 5);
+      for (size_t t = 0; t < tokens.size(); t += 4) tokens[t] = t % 3 == 0 ? 5 + 264 : 6;
+      return EmbeddingBwdParams{memory.Ints(tokens), memory.Input({{400, d}}),
+                                memory.InOut("dtable", {{600, d}}, 1, kW)};
+    });
+  }
+}
+
 TEST(EmulatedCuda, CrossEntropyOfRowsOfManySteps) {
   for (const bool over_logits : {false, true}) {
     ExpectMatchesReference(
