@@ -1,15 +1,12 @@
 #include "common/metrics/step_line.h"
 
 #include <limits>
-#include <nlohmann/json.hpp>
-#include <stdexcept>
 
 #include "absl/strings/str_cat.h"
+#include "common/metrics/json_members.h"
 
 namespace upipe {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 Json PositionsJson(const google::protobuf::RepeatedPtrField<v1::PositionLoss>& positions) {
   Json list = Json::array();
@@ -40,27 +37,6 @@ Json MemoryJson(const v1::MemoryUsage& memory) {
 
 // Members of the wrong kind make nlohmann throw, and these functions; ParseStepLine catches.
 
-// nlohmann converts a number that is too large as C++ does: it wraps or is undefined.
-int64_t Integer(const Json& value, int64_t largest = std::numeric_limits<int64_t>::max()) {
-  const bool fits = value.is_number_unsigned()
-                        ? value.get<uint64_t>() <= static_cast<uint64_t>(largest)
-                        : value.is_number_integer() && value.get<int64_t>() >= -largest;
-  if (!fits) throw std::out_of_range(absl::StrCat(value.dump(), " is no integer up to ", largest));
-  return value.get<int64_t>();
-}
-
-int64_t IntegerOf(const Json& object, const char* name) {
-  if (!object.is_object()) throw std::out_of_range(absl::StrCat("no object holds ", name));
-  const auto found = object.find(name);
-  return found == object.end() ? 0 : Integer(*found);
-}
-
-double NumberOf(const Json& object, const char* name) {
-  const auto found = object.find(name);
-  if (found == object.end()) return 0;
-  return found->is_null() ? std::numeric_limits<double>::quiet_NaN() : found->get<double>();
-}
-
 void ReadPositions(const Json& object, const char* name,
                    google::protobuf::RepeatedPtrField<v1::PositionLoss>* positions) {
   if (!object.contains(name)) return;
@@ -89,6 +65,41 @@ void ReadMemory(const Json& object, v1::MemoryUsage& memory) {
   }
 }
 
+Json StagesJson(const v1::StepReport& report) {
+  Json stages = Json::object();
+  for (const v1::StageSeconds& stage : report.stages()) stages[stage.stage()] = stage.seconds();
+  return stages;
+}
+
+Json CommJson(const v1::StepReport& report) {
+  Json comm = Json::object();
+  for (const v1::CommUse& use : report.comm()) {
+    comm[use.operation()] = {
+        {"sent_bytes", use.bytes_sent()}, {"seconds", use.seconds()}, {"calls", use.calls()}};
+  }
+  return comm;
+}
+
+void ReadStages(const Json& object, v1::StepReport& report) {
+  if (!object.contains("stages")) return;
+  for (const auto& [name, seconds] : Object(object.at("stages")).items()) {
+    v1::StageSeconds& stage = *report.add_stages();
+    stage.set_stage(name);
+    stage.set_seconds(Number(seconds));
+  }
+}
+
+void ReadComm(const Json& object, v1::StepReport& report) {
+  if (!object.contains("comm")) return;
+  for (const auto& [name, use] : Object(object.at("comm")).items()) {
+    v1::CommUse& comm = *report.add_comm();
+    comm.set_operation(name);
+    comm.set_bytes_sent(IntegerOf(use, "sent_bytes"));
+    comm.set_seconds(NumberOf(use, "seconds"));
+    comm.set_calls(IntegerOf(use, "calls"));
+  }
+}
+
 StepLine Read(const Json& object) {
   StepLine line;
   line.rank = static_cast<int>(Integer(object.at("rank"), std::numeric_limits<int>::max()));
@@ -112,6 +123,9 @@ StepLine Read(const Json& object) {
     for (const Json& bytes : object.at("sent_to_peer_bytes"))
       report.add_bytes_sent_to_peer(Integer(bytes));
   }
+  ReadStages(object, report);
+  report.set_hidden_seconds(NumberOf(object, "hidden_seconds"));
+  ReadComm(object, report);
   ReadPositions(object, "loss_by_position", report.mutable_loss_by_position());
   ReadPositions(object, "held_out_loss_by_position", report.mutable_held_out_loss_by_position());
   if (object.contains("memory")) ReadMemory(object.at("memory"), *report.mutable_memory());
@@ -139,6 +153,9 @@ std::string FormatStepLine(const StepLine& line) {
   object["step_seconds"] = report.step_seconds();
   object["comm_seconds"] = report.comm_seconds();
   object["data_seconds"] = report.data_seconds();
+  object["stages"] = StagesJson(report);
+  object["hidden_seconds"] = report.hidden_seconds();
+  object["comm"] = CommJson(report);
   object["unix_millis"] = report.unix_millis();
   object["sent_to_peer_bytes"] = report.bytes_sent_to_peer();
   object["loss_by_position"] = PositionsJson(report.loss_by_position());

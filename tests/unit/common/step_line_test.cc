@@ -45,6 +45,17 @@ StepLine Full() {
   AddRange(*report.add_loss_by_position(), 0, 4096, 3.5);
   AddRange(*report.add_loss_by_position(), 4096, 8192, 3.25);
   AddRange(*report.add_held_out_loss_by_position(), 0, 4096, 3);
+  for (const char* name : {"attention", "mlp"}) {
+    v1::StageSeconds& stage = *report.add_stages();
+    stage.set_stage(name);
+    stage.set_seconds(0.125 * report.stages_size());
+  }
+  report.set_hidden_seconds(0.0625);
+  v1::CommUse& use = *report.add_comm();
+  use.set_operation("all_to_all");
+  use.set_bytes_sent((int64_t{1} << 53) + 1);
+  use.set_seconds(0.5);
+  use.set_calls(9);
   v1::MemoryUsage& memory = *report.mutable_memory();
   memory.set_current_bytes(10);
   memory.set_peak_bytes((int64_t{1} << 53) + 1);  // beyond what a double holds
@@ -91,13 +102,15 @@ TEST(StepLine, ASmallReportIsAShortLine) {
   line.report.set_loss(5.5);
   line.report.mutable_memory()->add_tags()->set_tag("logits");  // never held anything
   line.report.mutable_host_memory()->add_tags()->set_tag("residual");
-  EXPECT_EQ(FormatStepLine(line),
-            R"({"rank":0,"step":1,"total_steps":0,"loss":5.5,"grad_norm":0.0,"learning_rate":0.0,)"
-            R"("skipped":false,"skipped_steps_total":0,"tokens":0,"tokens_per_second":0.0,)"
-            R"("step_seconds":0.0,"comm_seconds":0.0,"data_seconds":0.0,"unix_millis":0,)"
-            R"("sent_to_peer_bytes":[],"loss_by_position":[],"memory":{"current_bytes":0,)"
-            R"("peak_bytes":0,"attention_peak_bytes":0,"arena_bytes":0,"peak_moment":"",)"
-            R"("tags":{}}})");
+  EXPECT_EQ(
+      FormatStepLine(line),
+      R"({"rank":0,"step":1,"total_steps":0,"loss":5.5,"grad_norm":0.0,"learning_rate":0.0,)"
+      R"("skipped":false,"skipped_steps_total":0,"tokens":0,"tokens_per_second":0.0,)"
+      R"("step_seconds":0.0,"comm_seconds":0.0,"data_seconds":0.0,"stages":{},"hidden_seconds":0.0,)"
+      R"("comm":{},"unix_millis":0,)"
+      R"("sent_to_peer_bytes":[],"loss_by_position":[],"memory":{"current_bytes":0,)"
+      R"("peak_bytes":0,"attention_peak_bytes":0,"arena_bytes":0,"peak_moment":"",)"
+      R"("tags":{}}})");
 }
 
 TEST(StepLine, NumbersThatJsonLacksAreNull) {
@@ -123,14 +136,26 @@ TEST(StepLine, WordsOfAnyBytesMakeALine) {
 }
 
 TEST(StepLine, WhatIsNoLineIsRefused) {
-  for (const char* text :
-       {"", "{", "[]", "7", "{}", R"({"rank":0})", R"({"rank":"x","step":1})",
-        R"({"rank":0,"step":1,"loss":"low"})", R"({"rank":0,"step":1.5})",
-        R"({"rank":2147483648,"step":1})", R"({"rank":0,"step":9223372036854775808})",
-        R"({"rank":218446744073709551615,"step":1})", R"({"rank":0,"step":1,"memory":[1]})",
-        R"({"rank":0,"step":1,"host_memory":{"tags":[7]}})",
-        R"({"rank":0,"step":1,"memory":{"tags":{"weights":7}}})",
-        R"({"rank":0,"step":1,"loss_by_position":[{"begin":0}]})"}) {
+  for (const char* text : {"",
+                           "{",
+                           "[]",
+                           "7",
+                           "{}",
+                           R"({"rank":0})",
+                           R"({"rank":"x","step":1})",
+                           R"({"rank":0,"step":1,"loss":"low"})",
+                           R"({"rank":0,"step":1.5})",
+                           R"({"rank":2147483648,"step":1})",
+                           R"({"rank":0,"step":9223372036854775808})",
+                           R"({"rank":218446744073709551615,"step":1})",
+                           R"({"rank":0,"step":1,"memory":[1]})",
+                           R"({"rank":0,"step":1,"host_memory":{"tags":[7]}})",
+                           R"({"rank":0,"step":1,"memory":{"tags":{"weights":7}}})",
+                           R"({"rank":0,"step":1,"stages":[1]})",
+                           R"({"rank":0,"step":1,"stages":{"mlp":"long"}})",
+                           R"({"rank":0,"step":1,"comm":{"ring":{"calls":1.5}}})",
+                           R"({"rank":0,"step":1,"comm":{"ring":3}})",
+                           R"({"rank":0,"step":1,"loss_by_position":[{"begin":0}]})"}) {
     EXPECT_EQ(ParseStepLine(text).status().code(), absl::StatusCode::kDataLoss) << text;
   }
   EXPECT_TRUE(ParseStepLine(R"({"rank":0,"step":1,"later_versions":{"say":"more"}})").ok());
