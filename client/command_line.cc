@@ -50,7 +50,10 @@ CommandLine::Parts::Parts(Surroundings given) : surroundings(std::move(given)) {
   AddWhy();
   AddWatch();
   AddWait();
+  AddTop();
   AddLogs();
+  AddReport();
+  AddTrace();
   AddCheckpoints();
   AddSibling("verify", "Read a checkpoint whole and check every byte of it");
   AddHold();
@@ -151,7 +154,8 @@ int CommandLine::Parts::WithConsole(const std::function<int(Console&)>& call) {
                   SystemClock(),
                   [](absl::Duration d) { absl::SleepFor(d); },
                   surroundings.terminal_width,
-                  json};
+                  json,
+                  surroundings.terminal_size};
   return call(console);
 }
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "client/commands.h"
 #include "client/completion.h"
 #include "client/rpc/coordinator_client.h"
 
@@ -31,6 +32,8 @@ struct Surroundings {
   std::function<int(const std::string& verb, const std::vector<std::string>& arguments)> execute;
   // Shows a sentence and returns the line a person types; null when nobody is there.
   std::function<std::optional<std::string>(const std::string& sentence)> ask;
+  // Of the terminal that `out` is; null where it is none.
+  std::function<std::optional<TerminalSize>()> terminal_size = nullptr;
 };
 
 class CommandLine {

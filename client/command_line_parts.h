@@ -12,9 +12,12 @@
 
 #include "client/command_line.h"
 #include "client/commands.h"
+#include "client/job_page.h"
+#include "client/job_trace.h"
 #include "client/local/local_commands.h"
 #include "client/node_commands.h"
 #include "client/support_bundle.h"
+#include "client/top.h"
 
 namespace upipe::client {
 
@@ -33,6 +36,7 @@ struct CommandLine::Parts {
   void OnCall(CLI::App* verb, std::function<int(Console&)> call);
   void AddJson(CLI::App* verb, const std::string& what);
   void AddJob(CLI::App* verb);
+  void AddTarget(CLI::App* verb, std::string& path, const std::string& what);
   void AddWorker(CLI::App* verb);
   void AddReason(CLI::App* verb);
   // A span of time, "90s" or "3d"; `target` stays empty without it.
@@ -47,6 +51,9 @@ struct CommandLine::Parts {
   void AddWatch();
   void AddWait();
   void AddLogs();
+  void AddReport();
+  void AddTrace();
+  void AddTop();
   void AddCheckpoints();
   void AddHold();
   void AddRelease();
@@ -88,6 +95,9 @@ struct CommandLine::Parts {
   std::string since;
   std::string until;
   LogsOptions logs;
+  ReportOptions report;
+  TraceOptions trace;
+  TopOptions top;
   std::optional<double> timeout_seconds;
   std::optional<absl::Duration> grace;
   bool wait = false;

@@ -23,6 +23,11 @@ inline constexpr int kExitWrongRequest = 2;
 inline constexpr int kExitCancelled = 3;
 inline constexpr int kExitTimeout = 4;
 
+struct TerminalSize {
+  size_t columns = 80;
+  size_t lines = 24;
+};
+
 // What a command works with; everything borrowed.
 struct Console {
   CoordinatorClient& coordinator;
@@ -32,6 +37,8 @@ struct Console {
   std::function<void(absl::Duration)> pause;  // between attempts to reach the coordinator
   std::optional<size_t> terminal_width;       // present: `out` is a terminal that can be redrawn
   bool json = false;  // answers are proto messages as JSON, errors and remarks JSON lines on `err`
+  // Of the terminal as it is now; null, or none: as wide as terminal_width says.
+  std::function<std::optional<TerminalSize>()> terminal_size = nullptr;
 };
 
 struct SubmitOptions {

@@ -182,6 +182,73 @@ void CommandLine::Parts::AddLogs() {
   });
 }
 
+void CommandLine::Parts::AddTop() {
+  CLI::App* verb = AddVerb(
+      "top",
+      "The cluster and its jobs, or the ranks of one job, as they are now and again and again; "
+      "Ctrl-C ends it; printed once where there is no terminal",
+      {"upipe top", "upipe top demo --every 5s", "upipe top --once"});
+  CLI::Option* option =
+      verb->add_option("job", top.job, "Job id, or the beginning of one (default: all jobs)");
+  option->type_name("");
+  sources[option] = {Kind::kJobs, {}};
+  verb->add_flag("--once", top.once, "Print it once and end");
+  AddSpan(verb, "--every", top.every, "How long between two looks, 100ms to 1h (default: 2s)");
+  OnCall(verb, [this](Console& console) { return Top(console, top); });
+}
+
+// Where a verb writes to, which is not the format of its answer.
+void CommandLine::Parts::AddTarget(CLI::App* verb, std::string& path, const std::string& what) {
+  CLI::Option* option = verb->add_option("-o,--output", path, what);
+  option->type_name("FILE");
+  sources[option] = {Kind::kFiles, {}};
+}
+
+void CommandLine::Parts::AddReport() {
+  CLI::App* verb = AddVerb(
+      "report",
+      "A job as one HTML page: loss, speed, memory, a step's timeline, restarts, configuration; "
+      "needs no network and no script, fits a phone and paper",
+      {"upipe report demo-x3kqab -o demo.html", "upipe report demo --output ~/pages/demo.html"});
+  AddJob(verb);
+  AddTarget(verb, report.path,
+            "The page; appears whole or not at all (default: JOB.html in this folder)");
+  OnCall(verb, [this](Console& console) {
+    report.job = job;
+    return JobReport(console, report);
+  });
+}
+
+void CommandLine::Parts::AddTrace() {
+  CLI::App* verb =
+      AddVerb("trace",
+              "A measured step of every rank for https://ui.perfetto.dev: what ran when by layer "
+              "and stage, "
+              "and memory by category",
+              {"upipe trace demo-x3kqab -o demo.json", "upipe trace demo --rank 1 -o rank-1.json",
+               "upipe trace demo --step 1 --generation 2 -o first.json"});
+  AddJob(verb);
+  AddTarget(verb, trace.path,
+            "Chrome trace-event JSON; appears whole or not at all (default: JOB-trace.json in this "
+            "folder)");
+  verb->add_option("--rank", trace.rank, "Only this one, from 0 (default: all ranks)")
+      ->type_name("RANK")
+      ->check(CLI::Range(0, 1023));
+  verb->add_option("--step", trace.step,
+                   "Which step, of those that were recorded (default: the newest that most ranks "
+                   "have)")
+      ->type_name("N")
+      ->check(CLI::Range(int64_t{1}, int64_t{1'000'000'000}));
+  verb->add_option("--generation", trace.generation,
+                   "Of which attempt, from 1: `upipe describe` lists them (default: the latest)")
+      ->type_name("N")
+      ->check(CLI::Range(int64_t{1}, int64_t{1'000'000'000}));
+  OnCall(verb, [this](Console& console) {
+    trace.job = job;
+    return JobTrace(console, trace);
+  });
+}
+
 void CommandLine::Parts::AddCheckpoints() {
   CLI::App* verb = AddVerb("checkpoints",
                            "A job's checkpoints: the coordinator's record, and the folder where "

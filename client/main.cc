@@ -37,11 +37,16 @@ std::string BinaryDir() {
   return std::filesystem::read_symlink("/proc/self/exe", error).parent_path().string();
 }
 
-std::optional<size_t> TerminalWidth() {
+std::optional<TerminalSize> SizeOfTerminal() {
   winsize size = {};
   if (isatty(STDOUT_FILENO) == 0 || EnvironmentValue("TERM") == "dumb") return std::nullopt;
-  if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col < 20) return 80;
-  return size.ws_col;
+  if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col < 20) return TerminalSize();
+  return TerminalSize{size.ws_col, size.ws_row == 0 ? TerminalSize().lines : size.ws_row};
+}
+
+std::optional<size_t> TerminalWidth() {
+  const std::optional<TerminalSize> size = SizeOfTerminal();
+  return size ? std::optional<size_t>(size->columns) : std::nullopt;
 }
 
 int Execute(const std::string& verb, const std::vector<std::string>& arguments) {
@@ -72,6 +77,7 @@ int main(int argc, char** argv) {
                             Execute,
                             isatty(STDIN_FILENO) != 0
                                 ? std::function<std::optional<std::string>(const std::string&)>(Ask)
-                                : nullptr});
+                                : nullptr,
+                            SizeOfTerminal});
   return command_line.Run({argv + 1, argv + argc});
 }

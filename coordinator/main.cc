@@ -279,8 +279,9 @@ absl::Status Serve(Flags flags) {
   }
   UPIPE_ASSIGN_OR_RETURN(std::unique_ptr<Metrics> metrics,
                          Metrics::Serve({flags.metrics_listen, UPIPE_VERSION}));
-  StepRecorder steps({.jobs_dir = flags.state_dir + "/jobs", .min_free_bytes = kMetricsLeaveBytes});
-  LogRelay logs;
+  const std::string jobs_dir = flags.state_dir + "/jobs";
+  StepRecorder steps({.jobs_dir = jobs_dir, .min_free_bytes = kMetricsLeaveBytes});
+  LogRelay logs(jobs_dir);
   Loop::Options options = LoopOptionsOf(flags, metrics->address());
   options.on_tick = [&logs, patience = options.timing.kill_bound](BootTime now) {
     logs.Expire(now, patience);

@@ -1,7 +1,6 @@
 #include "planner/plan_trace.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <nlohmann/json.hpp>
@@ -9,20 +8,20 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
+#include "common/trace/trace_events.h"
 
 namespace upipe::planner {
 namespace {
 
 using Json = nlohmann::ordered_json;
 using kernels::TagBytes;
+using trace::Rounded;
+
+constexpr int kProcess = 1;
 
 // Threads of the trace's one process.
 enum Track : int { kStep = 1, kCompute, kExchange, kCopies };
 constexpr const char* kTrackNames[] = {"", "step", "compute", "exchange", "host copies"};
-
-// Microseconds, to the nanosecond.
-double Rounded(double microseconds) { return std::round(microseconds * 1e3) / 1e3; }
 
 // Moments from `begin` that are alike in what `same` compares.
 template <typename Same>
@@ -53,12 +52,8 @@ class Trace {
     if (moments_[FullestOnHost(moments_)].host.total_bytes > 0) {
       AddCounters("host memory", &TimelineMoment::host, timeline_.host_peaks);
     }
-    std::stable_sort(events_.begin(), events_.end(),
-                     [](const auto& a, const auto& b) { return a.first < b.first; });
-    std::vector<std::string> lines = Names();
-    for (const auto& [start, event] : events_) lines.push_back(event.dump());
-    return absl::StrCat("{\"displayTimeUnit\": \"ms\", \"otherData\": ", About().dump(),
-                        ", \"traceEvents\": [\n", absl::StrJoin(lines, ",\n"), "\n]}\n");
+    AddNames();
+    return events_.Render(About());
   }
 
  private:
@@ -73,13 +68,7 @@ class Trace {
   }
 
   void AddSlice(Track track, std::string name, double from, double to, Json args = Json::object()) {
-    events_.emplace_back(from, Json{{"name", std::move(name)},
-                                    {"ph", "X"},
-                                    {"pid", 1},
-                                    {"tid", static_cast<int>(track)},
-                                    {"ts", from},
-                                    {"dur", Rounded(std::max(0.0, to - from))},
-                                    {"args", std::move(args)}});
+    events_.AddSlice(kProcess, track, std::move(name), from, to, std::move(args));
   }
 
   // Passes, in them layers, in them stages: what encloses comes first.
@@ -144,24 +133,15 @@ class Trace {
       for (int tag = 0; tag < kernels::kNumMemoryTags; ++tag) {
         if (peaks[tag] > 0) args[kernels::kMemoryTagNames[tag]] = (moments_[i].*pool).bytes[tag];
       }
-      events_.emplace_back(
-          starts_[i],
-          Json{{"name", name}, {"ph", "C"}, {"pid", 1}, {"ts", starts_[i]}, {"args", args}});
+      events_.AddCounter(kProcess, name, starts_[i], std::move(args));
     }
   }
 
-  std::vector<std::string> Names() const {
-    const auto name = [](const char* kind, int track, Json args) {
-      return Json{{"name", kind}, {"ph", "M"}, {"pid", 1}, {"tid", track}, {"args", args}}.dump();
-    };
-    std::vector<std::string> lines = {
-        name("process_name", 0,
-             {{"name", absl::StrCat(plan_.spec().name(), ", rank ", timeline_.rank)}})};
+  void AddNames() {
+    events_.NameProcess(kProcess, absl::StrCat(plan_.spec().name(), ", rank ", timeline_.rank));
     for (int track = kStep; track <= (timeline_.timed ? kCopies : kStep); ++track) {
-      lines.push_back(name("thread_name", track, {{"name", kTrackNames[track]}}));
-      lines.push_back(name("thread_sort_index", track, {{"sort_index", track}}));
+      events_.NameThread(kProcess, track, kTrackNames[track]);
     }
-    return lines;
   }
 
   Json About() const {
@@ -180,7 +160,7 @@ class Trace {
   const std::vector<TimelineMoment>& moments_;
   const v1::RunPlan& plan_;
   std::vector<double> starts_;  // microseconds; one more for the end
-  std::vector<std::pair<double, Json>> events_;
+  trace::TraceEvents events_;
 };
 
 }  // namespace

@@ -40,8 +40,13 @@ void AddRanks(const Attempt& attempt, JobDetail detail, v1::Job* view) {
     status.set_state(rank.state());
     if (rank.has_exit_code()) status.set_exit_code(rank.exit_code());
     if (rank.has_signal()) status.set_signal(rank.signal());
-    if (detail == JobDetail::kFull && rank.has_last_report())
-      *status.mutable_last_report() = rank.last_report();
+    if (detail == JobDetail::kSummary) continue;
+    if (rank.has_last_report()) *status.mutable_last_report() = rank.last_report();
+    // Only of ranks that run: a position of one that has ended would tell where it died for ever.
+    if (rank.state() == v1::RANK_STATE_RUNNING && r < static_cast<int>(attempt.soft.size()) &&
+        attempt.soft[r].position) {
+      *status.mutable_position() = *attempt.soft[r].position;
+    }
   }
   if (attempt.record.ranks_size() > 0 && attempt.record.ranks(0).has_last_report()) {
     *view->mutable_last_report() = attempt.record.ranks(0).last_report();

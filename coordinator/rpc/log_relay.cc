@@ -11,68 +11,6 @@
 
 namespace upipe::coordinator {
 
-bool LogStream::Attach(std::function<void()> broken) {
-  std::lock_guard lock(mutex_);
-  if (finished_ || end_ || broken_) return false;
-  broken_ = std::move(broken);
-  return true;
-}
-
-bool LogStream::attached() const {
-  std::lock_guard lock(mutex_);
-  return broken_ != nullptr || finished_ || end_.has_value();
-}
-
-bool LogStream::Write(const v1::LogChunk& chunk, std::function<void()> written) {
-  std::lock_guard lock(mutex_);
-  if (finished_ || end_ || writing_) return false;
-  outgoing_.set_data(chunk.data());
-  outgoing_.set_offset(chunk.offset());
-  outgoing_.set_gap(chunk.gap());
-  written_ = std::move(written);
-  writing_ = true;
-  StartWrite(&outgoing_);
-  return true;
-}
-
-void LogStream::OnWriteDone(bool ok) {
-  std::function<void()> written;
-  {
-    std::lock_guard lock(mutex_);
-    writing_ = false;
-    written.swap(written_);
-    if (!ok && !end_) end_ = RpcError(Reason::kCallerLeft, "the reader left");
-    if (end_ && !finished_) {
-      finished_ = true;
-      Finish(ToGrpc(*end_));
-      written = nullptr;
-    }
-  }
-  if (written) written();
-}
-
-void LogStream::End(const absl::Status& status) {
-  std::lock_guard lock(mutex_);
-  if (finished_ || end_) return;
-  end_ = status;
-  if (writing_) return;
-  finished_ = true;
-  Finish(ToGrpc(status));
-}
-
-void LogStream::OnCancel() { End(RpcError(Reason::kCallerLeft, "the reader left")); }
-
-void LogStream::OnDone() {
-  std::function<void()> broken;
-  {
-    std::lock_guard lock(mutex_);
-    broken.swap(broken_);
-  }
-  if (broken) broken();
-  on_done_();
-  self.reset();
-}
-
 namespace {
 
 // The worker's end: reads a chunk, passes it on, reads the next when it was written.
@@ -154,11 +92,27 @@ grpc::ServerWriteReactor<v1::LogsResponse>* LogRelay::Open(const v1::LogsRequest
     stream->End(wrong);
     return stream.get();
   }
+  if (request.file() == v1::RANK_FILE_JOB_STEPS) {
+    OpenStepFile(request, stream, loop);
+    return stream.get();
+  }
   const bool posted = loop.Post(LogCall{request, id, [stream](absl::StatusOr<std::string> worker) {
                                           if (!worker.ok()) stream->End(worker.status());
                                         }});
   if (!posted) stream->End(Busy());
   return stream.get();
+}
+
+// The loop says whether there is such a job.
+void LogRelay::OpenStepFile(const v1::LogsRequest& request,
+                            const std::shared_ptr<LogStream>& stream, Loop& loop) {
+  v1::GetJobRequest job;
+  job.set_id(request.id());
+  const auto send = [this, stream, request](const absl::StatusOr<v1::Job>& found) {
+    if (!found.ok()) return stream->End(found.status());
+    step_files_.Send(stream, request.id(), request.offset());
+  };
+  if (!loop.Post(GetJobCall{job, send})) stream->End(Busy());
 }
 
 grpc::ServerReadReactor<v1::LogChunk>* LogRelay::Accept() {

@@ -1,5 +1,6 @@
 // Joins a client's Logs stream with the UploadLog stream its worker opens for it, one chunk at a
-// time, so that a slow reader slows the worker and nothing piles up here.
+// time, so that a slow reader slows the worker and nothing piles up here; the coordinator's own
+// files are sent by StepFiles.
 #pragma once
 
 #include <grpcpp/support/server_callback.h>
@@ -12,44 +13,19 @@
 
 #include "absl/time/time.h"
 #include "common/clock.h"
+#include "coordinator/rpc/log_stream.h"
+#include "coordinator/rpc/step_files.h"
 #include "coordinator/runtime/loop.h"
 #include "upipe/v1/worker_service.grpc.pb.h"
 
 namespace upipe::coordinator {
 
-// The client's end. Thread-safe.
-class LogStream : public grpc::ServerWriteReactor<v1::LogsResponse> {
- public:
-  LogStream(std::function<void()> on_done) : on_done_(std::move(on_done)) {}
-
-  // The worker's end has come; `broken` is called if the client leaves first. False when it has
-  // left, or when an upload is attached already.
-  bool Attach(std::function<void()> broken);
-  // Writes one chunk, then calls `written`. One at a time. False when the client has left.
-  bool Write(const v1::LogChunk& chunk, std::function<void()> written);
-  void End(const absl::Status& status);
-  bool attached() const;
-
-  void OnWriteDone(bool ok) override;
-  void OnCancel() override;
-  void OnDone() override;
-
-  std::shared_ptr<LogStream> self;  // until OnDone
-
- private:
-  const std::function<void()> on_done_;
-  mutable std::mutex mutex_;
-  v1::LogsResponse outgoing_;
-  std::function<void()> written_;
-  std::function<void()> broken_;
-  std::optional<absl::Status> end_;
-  bool writing_ = false;
-  bool finished_ = false;
-};
-
 class LogRelay {
  public:
-  // Starts a client's stream: asks the loop for the worker, and waits for its upload.
+  // `step_folder`: where StepFiles finds the jobs' files.
+  explicit LogRelay(std::string step_folder) : step_files_(std::move(step_folder)) {}
+  // Starts a client's stream: asks the loop for the worker, and waits for its upload. `loop` may
+  // end before this object, not the other way.
   grpc::ServerWriteReactor<v1::LogsResponse>* Open(const v1::LogsRequest& request, Loop& loop);
   // The worker's end of a stream.
   grpc::ServerReadReactor<v1::LogChunk>* Accept();
@@ -61,12 +37,16 @@ class LogRelay {
   std::shared_ptr<LogStream> Find(const std::string& upload_id);
 
  private:
+  void OpenStepFile(const v1::LogsRequest& request, const std::shared_ptr<LogStream>& stream,
+                    Loop& loop);
+
   struct Waiting {
     std::shared_ptr<LogStream> stream;
     BootTime since;
   };
   std::mutex mutex_;
   std::map<std::string, Waiting> streams_;  // by upload id
+  StepFiles step_files_;
 };
 
 }  // namespace upipe::coordinator

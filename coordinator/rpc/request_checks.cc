@@ -104,6 +104,16 @@ absl::Status CheckRequest(const v1::LogsRequest& request) {
     violations.push_back(
         {"generation", absl::StrCat("is ", request.generation(), ", must be 0 or more")});
   }
+  if (!v1::RankFile_IsValid(request.file())) {
+    violations.push_back(
+        {"file", absl::StrCat("is ", static_cast<int>(request.file()),
+                              ", must be a RankFile: 0 to ", static_cast<int>(v1::RankFile_MAX))});
+  }
+  if (request.file() == v1::RANK_FILE_JOB_STEPS && request.follow()) {
+    violations.push_back({"follow",
+                          "is true, and the coordinator's file cannot be followed: "
+                          "Watch tells the steps as they come"});
+  }
   return ToStatus(violations);
 }
 

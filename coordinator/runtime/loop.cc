@@ -305,6 +305,7 @@ void Loop::Take(LogCall call) {
   *open.mutable_ref() = place->ref;
   open.set_offset(call.request.offset());
   open.set_follow(call.request.follow());
+  open.set_file(call.request.file());
   AfterCommit(
       [this, done = std::move(call.done), place = *place, message = std::move(message)]() mutable {
         SendToWorker send{place.session, std::move(message)};

@@ -11,6 +11,8 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
+#include "common/chart/chart_style.h"
+#include "common/chart/charts.h"
 #include "common/chart/palette.h"
 #include "common/chart/scale.h"
 #include "common/check.h"
@@ -21,8 +23,6 @@
 #include "planner/device_file.h"
 #include "planner/released_model.h"
 #include "tools/memory/engine_bytes.h"
-#include "tools/report/charts.h"
-#include "tools/report/page_style.h"
 
 namespace upipe::memory {
 namespace {
@@ -329,13 +329,13 @@ std::string SavingTable() {
 
 constexpr double kPlotTop = 100;  // GiB
 
-report::LineSeries Line(std::string name, std::string colour, const std::vector<int64_t>& bytes) {
-  report::LineSeries line = {.name = std::move(name), .colour = std::move(colour)};
+chart::LineSeries Line(std::string name, std::string colour, const std::vector<int64_t>& bytes) {
+  chart::LineSeries line = {.name = std::move(name), .colour = std::move(colour)};
   for (size_t i = 0; i < bytes.size(); ++i) {
-    const report::Point to = {static_cast<double>(Contexts()[i]) / kM,
+    const chart::Point to = {static_cast<double>(Contexts()[i]) / kM,
                               static_cast<double>(bytes[i]) / kGiB};
     if (to.y > kPlotTop) {  // ends where it leaves the plot
-      const report::Point from = line.points.back();
+      const chart::Point from = line.points.back();
       const double share = (kPlotTop - from.y) / (to.y - from.y);
       line.points.push_back({from.x + share * (to.x - from.x), kPlotTop});
       break;
@@ -345,10 +345,10 @@ report::LineSeries Line(std::string name, std::string colour, const std::vector<
   return line;
 }
 
-// A chart of a page, alone: the page's style in it and a background.
-std::string Standalone(const std::string& chart, const report::Canvas& canvas) {
+// A chart of a page, alone: its style in it and a background.
+std::string Standalone(const std::string& chart, const chart::Canvas& canvas) {
   const std::string head =
-      absl::StrCat("<style>", chart::kPalette, report::kPageStyle, "</style>\n<rect width=\"",
+      absl::StrCat("<style>", chart::kPalette, chart::kChartStyle, "</style>\n<rect width=\"",
                    static_cast<int>(canvas.width), "\" height=\"", static_cast<int>(canvas.height),
                    "\" fill=\"var(--card)\"/>\n");
   const size_t end_of_tag = chart.find('\n') + 1;
@@ -358,13 +358,13 @@ std::string Standalone(const std::string& chart, const report::Canvas& canvas) {
 }
 
 // What a place of the axis tells on hover: every series that is still in the plot there.
-std::vector<report::AxisColumn> HoverColumns(const std::vector<report::LineSeries>& series) {
-  std::vector<report::AxisColumn> columns;
+std::vector<chart::AxisColumn> HoverColumns(const std::vector<chart::LineSeries>& series) {
+  std::vector<chart::AxisColumn> columns;
   for (size_t i = 0; i < Contexts().size(); ++i) {
     const auto at = [](size_t context) { return static_cast<double>(Contexts()[context]) / kM; };
     const bool last = i + 1 == Contexts().size();
     std::string text = absl::StrCat(FormatTokenCount(Contexts()[i]), " tokens");
-    for (const report::LineSeries& line : series) {
+    for (const chart::LineSeries& line : series) {
       if (line.points.size() <= i || line.points[i].x != at(i)) continue;
       absl::StrAppendFormat(&text, "\n%s %.1f GiB", line.name, line.points[i].y);
     }
@@ -389,7 +389,7 @@ std::string Picture(const Paper& paper, const std::vector<Curve>& curves) {
     return bytes;
   };
   const double card = static_cast<double>(Card().memory().bytes()) / kGiB;
-  report::LineChart chart = {
+  chart::LineChart chart = {
       .title =
           "Memory of a rank by context, Llama3-8B on 8 ranks: the paper's Ulysses and UPipe "
           "and this engine's policies S1, S2 and S3, beside the memory of an H100",
@@ -410,7 +410,7 @@ std::string Picture(const Paper& paper, const std::vector<Curve>& curves) {
     chart.axis_ticks.push_back({static_cast<double>(millions), absl::StrCat(millions, "M")});
   }
   chart.axis_columns = HoverColumns(chart.series);
-  return Standalone(report::RenderLineChart(chart), chart.canvas);
+  return Standalone(chart::RenderLineChart(chart), chart.canvas);
 }
 
 constexpr char kBegin[] = "<!-- table ";

@@ -1,4 +1,6 @@
-// The report as one self-contained HTML document: no script, no network, light and dark. Pure.
+// The demo's page: the page every job has (common/report), and beside it what is known of this
+// run: the text's entropies, one step planned moment by moment, and the same model with
+// DeepSpeed-Ulysses. Pure.
 #pragma once
 
 #include <string>

@@ -145,21 +145,6 @@ Machine ThisMachine() {
 
 }  // namespace
 
-std::string MethodTitle(v1::Method method) {
-  switch (method) {
-    case v1::METHOD_UPIPE:
-      return "UPipe";
-    case v1::METHOD_RING:
-      return "Ring";
-    case v1::METHOD_USP:
-      return "USP";
-    case v1::METHOD_FPDT:
-      return "FPDT";
-    default:
-      return "Ulysses";
-  }
-}
-
 v1::JobSpec AsUlysses(v1::JobSpec spec) {
   spec.mutable_parallel()->set_method(v1::METHOD_ULYSSES);
   spec.mutable_parallel()->clear_heads_per_stage();
@@ -189,22 +174,6 @@ absl::StatusOr<RunRecord> ReadRun(const RunFiles& files) {
 
 const v1::MemoryUsage& PlannedMemory(const v1::RunPlan& plan, int rank) {
   return plan.ranks(rank).memory();
-}
-
-int FullestRank(const v1::RunPlan& plan) {
-  int fullest = 0;
-  for (int rank = 1; rank < plan.ranks_size(); ++rank) {
-    if (PlannedMemory(plan, rank).peak_bytes() > PlannedMemory(plan, fullest).peak_bytes())
-      fullest = rank;
-  }
-  return fullest;
-}
-
-const v1::TagBytes* FindTag(const v1::MemoryUsage& memory, const std::string& tag) {
-  for (const v1::TagBytes& bytes : memory.tags()) {
-    if (bytes.tag() == tag) return &bytes;
-  }
-  return nullptr;
 }
 
 }  // namespace upipe::report

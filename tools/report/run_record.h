@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/report/job_record.h"
 #include "upipe/v1/job_service.pb.h"
 #include "upipe/v1/plan.pb.h"
 #include "upipe/v1/report.pb.h"
@@ -56,16 +57,9 @@ struct RunRecord {
 // FailedPrecondition.
 absl::StatusOr<RunRecord> ReadRun(const RunFiles& files);
 
-// The method's name as people write it in a sentence.
-std::string MethodTitle(v1::Method method);
-
 // The spec with method ulysses and no more changed than that asks for.
 v1::JobSpec AsUlysses(v1::JobSpec spec);
 
 const v1::MemoryUsage& PlannedMemory(const v1::RunPlan& plan, int rank);
-// The rank whose planned peak is highest; the lowest of equals.
-int FullestRank(const v1::RunPlan& plan);
-const v1::TagBytes* FindTag(const v1::MemoryUsage& memory,
-                            const std::string& tag);  // null: not there
 
 }  // namespace upipe::report

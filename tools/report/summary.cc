@@ -127,13 +127,6 @@ std::string MarginText(const Summary& summary) {
                          summary.margin_nats >= 0 ? "under" : "over");
 }
 
-double Median(std::vector<double> values) {
-  UPIPE_CHECK(!values.empty()) << "median of nothing";
-  std::sort(values.begin(), values.end());
-  const size_t middle = values.size() / 2;
-  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
-}
-
 Summary Summarize(const RunRecord& record, std::optional<double> needed_margin_nats) {
   Summary summary;
   summary.job = record.job.id();

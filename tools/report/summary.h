@@ -58,7 +58,4 @@ std::string SummaryText(const Summary& summary, const RunRecord& record);
 // "0.74 under the unigram entropy".
 std::string MarginText(const Summary& summary);
 
-// The middle of `values`, the mean of the two middle ones when even. At least one value.
-double Median(std::vector<double> values);
-
 }  // namespace upipe::report

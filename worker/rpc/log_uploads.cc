@@ -3,7 +3,9 @@
 #include <condition_variable>
 #include <utility>
 
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "worker/launcher/line_file.h"
 #include "worker/launcher/rank_log.h"
 
 namespace upipe::worker {
@@ -12,6 +14,35 @@ namespace {
 constexpr size_t kUploadsMax = 16;
 constexpr int64_t kChunkBytes = 64 << 10;
 constexpr auto kFollowPoll = std::chrono::milliseconds(100);
+
+using ReadPiece = std::function<absl::StatusOr<LogPiece>(int64_t offset)>;
+
+// Of metrics.jsonl and timeline.jsonl.
+ReadPiece ReadLines(const std::string& path, const std::string& missing) {
+  return [reader = std::make_shared<LineFileReader>(path), missing](int64_t offset) {
+    absl::StatusOr<LogPiece> piece = reader->Read(offset, kChunkBytes);
+    if (absl::IsNotFound(piece.status())) piece = absl::NotFoundError(missing);
+    return piece;
+  };
+}
+
+// How the asked file of the rank whose folder is `dir` is read.
+ReadPiece ReaderOf(v1::RankFile file, const std::string& dir) {
+  switch (file) {
+    case v1::RANK_FILE_UNSPECIFIED:
+    case v1::RANK_FILE_LOG:
+      return [dir](int64_t offset) { return ReadRankLog(dir, offset, kChunkBytes); };
+    case v1::RANK_FILE_STEPS:
+      return ReadLines(dir + "/metrics.jsonl", "this worker holds no step record of that rank");
+    case v1::RANK_FILE_TIMELINES:
+      return ReadLines(dir + "/timeline.jsonl", "this worker holds no timeline of that rank");
+    default:
+      return [file](int64_t) -> absl::StatusOr<LogPiece> {
+        return absl::InvalidArgumentError(
+            absl::StrCat("a worker keeps no file of kind ", static_cast<int>(file)));
+      };
+  }
+}
 
 }  // namespace
 
@@ -94,13 +125,16 @@ void LogUploads::Send(Upload& upload, grpc::ClientWriterInterface<v1::LogChunk>&
     writer.Write(chunk);
     return;
   }
+  const ReadPiece read = ReaderOf(upload.request.file(), upload.dir);
   int64_t offset = upload.request.offset();
   bool announced = false;
   for (;;) {
     const bool live =
         upload.live();  // looked at before reading: what was written until then will be seen
-    const absl::StatusOr<LogPiece> piece = ReadRankLog(upload.dir, offset, kChunkBytes);
-    if (!piece.ok() && !(upload.request.follow() && live)) {
+    const absl::StatusOr<LogPiece> piece = read(offset);
+    const bool may_come =
+        upload.request.follow() && live && !absl::IsInvalidArgument(piece.status());
+    if (!piece.ok() && !may_come) {
       chunk.set_error(std::string(piece.status().message()));
       chunk.set_not_found(absl::IsNotFound(piece.status()));
       writer.Write(chunk);

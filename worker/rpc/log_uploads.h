@@ -1,5 +1,5 @@
-// Sends rank logs to the coordinator, one stream and one thread per request, so that a slow reader
-// stalls nothing.
+// Sends the files of ranks to the coordinator, logs above all, one stream and one thread per
+// request, so that a slow reader stalls nothing.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -24,8 +24,9 @@ class LogUploads {
   // Cancels what runs and waits for it.
   ~LogUploads();
 
-  // Uploads the log in `dir` from the asked offset. With follow until `live` (thread-safe) is false
-  // and everything is sent. At most 16 at a time: the seventeenth is told so. Never blocks.
+  // Uploads the asked file of the rank whose folder is `dir` from the asked offset. With follow
+  // until `live` (thread-safe) is false and everything is sent. At most 16 at a time: the
+  // seventeenth is told so. Never blocks.
   void Start(const v1::OpenLog& request, const std::string& dir, std::function<bool()> live);
 
  private:

@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <sys/wait.h>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "upipe/v1/rpc_error.pb.h"
 
@@ -128,6 +129,53 @@ TEST_F(CoordinatorDaemon, RelaysLogs) {
   while (bad->Read(&response)) {
   }
   EXPECT_EQ(bad->Finish().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+}
+
+TEST_F(CoordinatorDaemon, RelaysTheFileThatIsAskedForAndSendsItsOwn) {
+  auto a = Worker("a");
+  v1::Job job;
+  ASSERT_TRUE(Submit(Spec("good", 2), "good", &job).ok());
+  ASSERT_TRUE(Reaches(job.id(), v1::JOB_STATE_SUCCEEDED));
+  v1::LogsRequest request;
+  request.set_id(job.id());
+  const auto read = [&](std::string* text) {
+    grpc::ClientContext context;
+    const auto stream = jobs_->Logs(&context, request);
+    v1::LogsResponse response;
+    text->clear();
+    while (stream->Read(&response)) *text += response.data();
+    return stream->Finish();
+  };
+  std::string text;
+  request.set_file(v1::RANK_FILE_STEPS);
+  EXPECT_TRUE(read(&text).ok());
+  EXPECT_EQ(text, "step 0\nstep 1\nstep 2\n");
+  a.reset();  // the coordinator's own file needs no worker
+  request.set_file(v1::RANK_FILE_JOB_STEPS);
+  ASSERT_TRUE(Eventually([&] { return read(&text).ok() && absl::EndsWith(text, "\n"); }));
+  EXPECT_THAT(text, ::testing::StartsWith("{\"rank\":0,\"step\":1,"));
+  const std::string whole = text;
+  request.set_offset(-5);
+  EXPECT_TRUE(read(&text).ok());
+  EXPECT_EQ(text, whole.substr(whole.size() - 5));
+  request.set_offset(1 << 30);
+  EXPECT_TRUE(read(&text).ok());
+  EXPECT_EQ(text, "");
+  request.set_offset(0);
+  request.set_follow(true);
+  EXPECT_EQ(read(&text).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  request.set_follow(false);
+  request.set_file(static_cast<v1::RankFile>(77));
+  const grpc::Status unknown = read(&text);
+  EXPECT_EQ(unknown.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  request.set_file(v1::RANK_FILE_JOB_STEPS);
+  request.set_id("nobody-abcdef");
+  EXPECT_EQ(read(&text).error_code(), grpc::StatusCode::NOT_FOUND);
+  ASSERT_TRUE(Submit(Spec("good", 2), "waiting", &job).ok());  // no worker: no step
+  request.set_id(job.id());
+  const grpc::Status none = read(&text);
+  EXPECT_EQ(none.error_code(), grpc::StatusCode::NOT_FOUND);
+  EXPECT_THAT(none.error_message(), ::testing::HasSubstr("no step of job"));
 }
 
 TEST_F(CoordinatorDaemon, ALostWorkerEndsTheJobAndItsSlotsStayUnknown) {

@@ -195,7 +195,8 @@ void FakeWorker::Upload(const v1::OpenLog& request) {
   chunk.set_request_id(request.request_id());
   for (int line = 0; line < 3; ++line) {
     chunk.set_offset(request.offset() + 7 * line);
-    chunk.set_data(absl::StrCat("line ", line, "\n"));
+    const char* word = request.file() == v1::RANK_FILE_STEPS ? "step " : "line ";
+    chunk.set_data(absl::StrCat(word, line, "\n"));
     upload.writer->Write(chunk);
   }
   if (request.follow()) return;

@@ -162,7 +162,7 @@ void FakeCoordinator::Stop(int64_t generation, const std::string& nonce, int64_t
 }
 
 void FakeCoordinator::OpenLog(const std::string& request_id, int64_t generation, int rank,
-                              int64_t offset, bool follow) {
+                              int64_t offset, bool follow, v1::RankFile file) {
   v1::CoordinatorMessage message;
   v1::OpenLog& open = *message.mutable_open_log();
   open.set_request_id(request_id);
@@ -170,6 +170,7 @@ void FakeCoordinator::OpenLog(const std::string& request_id, int64_t generation,
   open.mutable_ref()->set_rank(rank);
   open.set_offset(offset);
   open.set_follow(follow);
+  open.set_file(file);
   Send(message);
 }
 

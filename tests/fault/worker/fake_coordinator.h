@@ -50,7 +50,7 @@ class FakeCoordinator : public v1::WorkerService::Service {
   void Retain(int64_t generation, const std::string& nonce, int keep);
   void Stop(int64_t generation, const std::string& nonce, int64_t grace_millis);
   void OpenLog(const std::string& request_id, int64_t generation, int rank, int64_t offset,
-               bool follow);
+               bool follow, v1::RankFile file = v1::RANK_FILE_UNSPECIFIED);
 
  private:
   using SessionStream = grpc::ServerReaderWriter<v1::CoordinatorMessage, v1::WorkerMessage>;

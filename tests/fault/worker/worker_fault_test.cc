@@ -7,8 +7,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <sstream>
 
 #include "absl/strings/match.h"
@@ -548,6 +550,39 @@ TEST_P(WorkerFault, LogsAreUploadedAndFollowed) {
   ASSERT_TRUE(coordinator_->WaitUntil([&] { return coordinator_->logs_ended["missing"]; }));
   EXPECT_THAT(coordinator_->logs["missing"], HasSubstr("holds no log"));
   EXPECT_FALSE(coordinator_->logs_complete["missing"]);
+}
+
+// Of an attempt that has ended: the steps, then no timeline, which this trainer does not tell.
+TEST_P(WorkerFault, FilesOfARankAreUploaded) {
+  StartTwo("train");
+  ASSERT_TRUE(coordinator_->WaitForState(0, v1::RANK_STATE_GONE));
+  ASSERT_TRUE(coordinator_->WaitForState(1, v1::RANK_STATE_GONE));
+  ASSERT_TRUE(Eventually([&] {
+    std::ifstream file(RankDir(1, 1) + "/metrics.jsonl");
+    return std::count(std::istreambuf_iterator<char>(file), {}, '\n') == 3;
+  }));
+  const auto read = [&](const std::string& id, v1::RankFile file) {
+    coordinator_->OpenLog(id, 1, 1, 0, false, file);
+    EXPECT_TRUE(coordinator_->WaitUntil([&] { return coordinator_->logs_ended[id]; }));
+    return coordinator_->logs[id];
+  };
+  const std::string steps = read("steps", v1::RANK_FILE_STEPS);
+  EXPECT_TRUE(coordinator_->logs_complete["steps"]);
+  std::vector<int64_t> numbers;
+  for (const absl::string_view line : absl::StrSplit(steps, '\n', absl::SkipEmpty())) {
+    const absl::StatusOr<StepLine> step = ParseStepLine(line);
+    ASSERT_TRUE(step.ok()) << line;
+    EXPECT_EQ(step->rank, 1);
+    numbers.push_back(step->report.step());
+  }
+  EXPECT_THAT(numbers, ElementsAre(1, 2, 3));
+  EXPECT_EQ(read("log", v1::RANK_FILE_LOG), "step 1\nstep 2\nstep 3\n");
+  std::ofstream(RankDir(1, 1) + "/timeline.jsonl") << "a timeline\n";
+  EXPECT_EQ(read("timelines", v1::RANK_FILE_TIMELINES), "a timeline\n");
+  std::filesystem::remove(RankDir(1, 1) + "/timeline.jsonl");
+  EXPECT_THAT(read("none", v1::RANK_FILE_TIMELINES), HasSubstr("holds no timeline"));
+  EXPECT_FALSE(coordinator_->logs_complete["none"]);
+  EXPECT_THAT(read("unknown", static_cast<v1::RankFile>(77)), HasSubstr("no file of kind 77"));
 }
 
 TEST_P(WorkerFault, SigtermLeavesOnceTheCoordinatorHasStoppedTheRanks) {

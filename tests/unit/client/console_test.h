@@ -16,7 +16,7 @@
 
 namespace upipe::client {
 
-class ConsoleTest : public testing::Test {
+class ConsoleTest : public ::testing::Test {
  protected:
   ConsoleTest() : folder_(std::filesystem::temp_directory_path() / "upipe-client-XXXXXX") {
     EXPECT_NE(mkdtemp(folder_.data()), nullptr);

@@ -56,6 +56,19 @@ TEST_F(Deadlines, ARankThatStandsStillIsNamedByTheLowestCollective) {
   EXPECT_EQ(core_.job("j").record.restarts().application(), 1);
 }
 
+TEST_F(Deadlines, APositionIsShownWhileItsRankRuns) {
+  RunDurable();
+  Positions({{8}, {8}, {7, false, 1}, {8}});
+  const v1::Job running = *GetJob(core_.state(), "j");
+  ASSERT_EQ(running.ranks_size(), 4);
+  EXPECT_EQ(running.ranks(2).position().collective(), 7);
+  v1::RankReport killed = ReportOf(2, v1::RANK_STATE_EXITED);
+  killed.set_signal(9);
+  Tell(killed);
+  EXPECT_FALSE(GetJob(core_.state(), "j")->ranks(2).has_position());
+  EXPECT_FALSE(ListJobs(core_.state(), {})->jobs(0).ranks(3).has_position());
+}
+
 TEST_F(Deadlines, EqualNumbersMeanTheCommunicator) {
   RunDurable();
   Positions({{8}, {8}, {8}, {8}});

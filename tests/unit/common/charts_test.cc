@@ -1,10 +1,10 @@
 // Pictures: axes that people can read, numbers where they belong, text that cannot break the page.
-#include "tools/report/charts.h"
+#include "common/chart/charts.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-namespace upipe::report {
+namespace upipe::chart {
 namespace {
 
 using ::testing::HasSubstr;
@@ -44,10 +44,10 @@ TEST(Charts, ASinglePointIsDrawn) {
 TEST(Charts, BandsStackOnEachOther) {
   const StackChart chart = {.title = "memory",
                             .canvas = {.width = 370, .height = 148},
-                            .bands = {{.name = "low", .colour = "--a", .bytes = {50, 50}},
-                                      {.name = "high", .colour = "--b", .bytes = {50, 0}}},
+                            .bands = {{.name = "low", .colour = "--a", .values = {50, 50}},
+                                      {.name = "high", .colour = "--b", .values = {50, 0}}},
                             .columns = {"one", "two"},
-                            .height_bytes = 200};
+                            .height = 200};
   const std::string svg = RenderStackChart(chart);
   // 100 pixels for 200 bytes, from y = 114 upwards; 100 pixels a column, from x = 58.
   EXPECT_THAT(svg, HasSubstr("d=\"M58.00 89.00L158.00 89.00L158.00 89.00L258.00 89.00L"));
@@ -59,11 +59,11 @@ TEST(Charts, BarsAreInProportion) {
   const BarChart chart = {.title = "bars",
                           .width = 278,
                           .groups = {"q", "together"},
-                          .series = {{.name = "UPipe", .colour = "--u", .bytes = {25, 100}}}};
+                          .series = {{.name = "UPipe", .colour = "--u", .values = {25, 100}}}};
   const std::string svg = RenderBarChart(chart);
   EXPECT_THAT(svg, HasSubstr("width=\"25.00\" height=\"13.00\""));
   EXPECT_THAT(svg, HasSubstr("width=\"100.00\" height=\"13.00\""));
 }
 
 }  // namespace
-}  // namespace upipe::report
+}  // namespace upipe::chart

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "tools/report/charts.h"
+#include "common/chart/charts.h"
 #include "upipe/v1/report.pb.h"
 
 namespace upipe::report {
@@ -28,6 +28,6 @@ std::vector<PositionCurve> PositionCurves(const std::vector<v1::StepReport>& rep
 double PositionOnAxis(int64_t position);
 
 // At least one curve.
-std::string RenderPositionChart(const std::vector<PositionCurve>& curves, Canvas canvas);
+std::string RenderPositionChart(const std::vector<PositionCurve>& curves, chart::Canvas canvas);
 
 }  // namespace upipe::report

@@ -1,5 +1,5 @@
 // Loss by position: which evaluations are shown, what training's line means, where ranges lie.
-#include "tools/report/position_chart.h"
+#include "common/report/position_chart.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

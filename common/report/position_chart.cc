@@ -1,4 +1,4 @@
-#include "tools/report/position_chart.h"
+#include "common/report/position_chart.h"
 
 #include <algorithm>
 #include <cmath>
@@ -85,18 +85,19 @@ double PositionOnAxis(int64_t position) {
   return 1 + std::max(0.0, std::log2(static_cast<double>(position) / kFirstRange) / 2);
 }
 
-std::string RenderPositionChart(const std::vector<PositionCurve>& curves, Canvas canvas) {
+std::string RenderPositionChart(const std::vector<PositionCurve>& curves, chart::Canvas canvas) {
   UPIPE_CHECK(!curves.empty());
-  LineChart chart = {.title = "Loss by position in the sequence", .canvas = canvas, .unit = "nats"};
+  chart::LineChart chart = {
+      .title = "Loss by position in the sequence", .canvas = canvas, .unit = "nats"};
   chart.axis_name = "position";
   std::set<int64_t> edges;
-  std::map<int64_t, AxisColumn> columns;
+  std::map<int64_t, chart::AxisColumn> columns;
   for (const PositionCurve& curve : curves) {
-    LineSeries line = {.name = curve.name, .colour = curve.colour};
+    chart::LineSeries line = {.name = curve.name, .colour = curve.colour};
     for (const v1::PositionLoss& range : curve.ranges) {
       const double begin = PositionOnAxis(range.begin()), end = PositionOnAxis(range.end());
       edges.insert({range.begin(), range.end()});
-      AxisColumn& column = columns[range.begin()];
+      chart::AxisColumn& column = columns[range.begin()];
       column.from = begin;
       column.to = end;
       if (column.text.empty()) column.text = RangeName(range);
@@ -112,7 +113,7 @@ std::string RenderPositionChart(const std::vector<PositionCurve>& curves, Canvas
     chart.axis_ticks.push_back({PositionOnAxis(edge), FormatTokenCount(edge)});
   }
   for (auto& [begin, column] : columns) chart.axis_columns.push_back(std::move(column));
-  return RenderLineChart(chart);
+  return chart::RenderLineChart(chart);
 }
 
 }  // namespace upipe::report
