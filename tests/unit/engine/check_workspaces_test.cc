@@ -8,6 +8,7 @@
 #include <set>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "engine/train/measured_workspaces.h"
 #include "kernels/api/scratch_table.h"
 #include "kernels/host/host_device.h"
@@ -27,6 +28,11 @@ class Greedy final : public kernels::OpTable {
   }
   absl::StatusOr<int64_t> Prepare(const kernels::OpParams& params) override {
     prepared_.insert(NameOf(params));
+    if (const auto* forward = std::get_if<kernels::AttentionFwdParams>(&params)) {
+      prepared_.insert(absl::StrCat("at most ", forward->mask.documents_max, " documents of ",
+                                    forward->mask.document_length_max, ", ",
+                                    forward->mask.document_starts->size()));
+    }
     if (NameOf(params) == impossible_) return absl::FailedPreconditionError("no such plan");
     const int64_t bytes = reference_->WorkspaceBytes(params);
     return NameOf(params) == greedy_ ? bytes + 7777 : bytes;
@@ -92,6 +98,19 @@ TEST(CheckWorkspaces, APlanWithWhatWasMeasuredPasses) {
       {},
       kernels::WithMeasuredScratch(std::make_unique<Greedy>("attention_fwd", "", prepared), table));
   EXPECT_EQ(train::CheckWorkspaces(plan, 0, *device).status, absl::OkStatus());
+}
+
+// Of packed documents nothing that a library prepares depends on those of one sequence, so all that
+// are to come are told of: here five, the longest of nine tokens.
+TEST(CheckWorkspaces, PackedDocumentsArePreparedForTheMostThereAre) {
+  std::set<std::string> prepared;
+  v1::RunPlan plan = *MakePlan(MakeSpec({.documents = v1::DOCUMENTS_SEPARATE}));
+  plan.set_documents_max(5);
+  plan.set_document_tokens_max(9);
+  EXPECT_EQ(Check(plan, "", prepared).status, absl::OkStatus());
+  for (const char* way : {"at most 5 documents of 9, 3", "at most 5 documents of 9, 4"}) {
+    EXPECT_TRUE(prepared.contains(way)) << way;
+  }
 }
 
 // No other plan helps: nothing is measured.
