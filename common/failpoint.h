@@ -23,6 +23,8 @@ inline constexpr absl::string_view kCheckpointBeforeManifest = "checkpoint.befor
 inline constexpr absl::string_view kCheckpointManifestInPlace = "checkpoint.manifest_in_place";
 inline constexpr absl::string_view kCheckpointRetain = "checkpoint.retain";
 inline constexpr absl::string_view kCheckpointRestored = "checkpoint.restored";
+// An op's scratch is measured; an error here makes it more than it is.
+inline constexpr absl::string_view kTrainerWorkspace = "trainer.workspace";
 inline constexpr absl::string_view kTrainerReady = "trainer.ready";
 inline constexpr absl::string_view kTrainerConnected = "trainer.connected";
 inline constexpr absl::string_view kTrainerStep = "trainer.step";
@@ -55,6 +57,7 @@ inline constexpr absl::string_view kAll[] = {
     kCheckpointManifestInPlace,
     kCheckpointRetain,
     kCheckpointRestored,
+    kTrainerWorkspace,
     kTrainerReady,
     kTrainerConnected,
     kTrainerStep,

@@ -1,4 +1,4 @@
-// Devices by backend name: the one place that knows which backends this build has.
+// Devices by backend name: with backends.h the one place that knows which backends this build has.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,8 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/api/device.h"
-#include "kernels/dry/dry_device.h"
+#include "kernels/api/scratch_table.h"
+#include "kernels/backends.h"
 #include "kernels/host/host_stream.h"
 
 namespace upipe::kernels {
@@ -25,6 +26,7 @@ struct DeviceOptions {
   // scratch (kernels/cuda/workspace_bytes.h).
   int gpu = 0;
   std::string attention_kernel = "own";
+  ScratchTable measured;  // scratch beyond what the backend's formulas say
   // The test device: seeded delays before tasks, freed blocks filled with NaN.
   std::optional<StreamDelay> test_delay;
   bool test_poison_freed = false;
@@ -33,14 +35,5 @@ struct DeviceOptions {
 // InvalidArgument for an unknown backend or bad counts, FailedPrecondition for a backend this build
 // or this machine lacks, ResourceExhausted when an arena cannot be had.
 absl::StatusOr<std::unique_ptr<Device>> CreateDevice(const DeviceOptions& options);
-
-// The same errors about the backend of this build alone, without making anything.
-absl::Status CheckBackend(const std::string& backend);
-
-// The dry device standing in for `backend`, cuda included, whose ops on host memory are the cpu
-// backend's. InvalidArgument for an unknown backend, or an attention kernel it does not have:
-// "own" or, for cuda, "cudnn 9.19" (kernels/dry/cuda_stand_in.h).
-absl::StatusOr<std::unique_ptr<DryDevice>> CreateDryDevice(
-    const std::string& backend, const std::string& attention_kernel = "own");
 
 }  // namespace upipe::kernels

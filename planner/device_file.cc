@@ -139,6 +139,11 @@ void CheckRates(const v1::DeviceFile& device, DeviceChecker& checker) {
   if (device.has_matmul_fp32()) checker.Matmul("matmul_fp32", device.matmul_fp32());
   checker.Attention("attention_bf16", device.attention_bf16());
   checker.Attention("attention_fp32", device.attention_fp32());
+  checker.Attention("attention_own_bf16", device.attention_own_bf16());
+  if (device.attention_kernel() == "own" && device.attention_own_bf16_size() > 0) {
+    checker.fields().Fail("attention_own_bf16",
+                          "is for devices whose attention_kernel is another; write attention_bf16");
+  }
   const bool bf16 = device.has_matmul_bf16() && device.attention_bf16_size() > 0;
   const bool fp32 = device.has_matmul_fp32() && device.attention_fp32_size() > 0;
   if (!bf16 && !fp32) {

@@ -2,9 +2,10 @@
 
 #include "common/status.h"
 #include "engine/comm/dry/dry_communicator.h"
-#include "engine/train/rank_run.h"
+#include "engine/train/measured_workspaces.h"
+#include "engine/train/memory_message.h"
 #include "engine/train/step.h"
-#include "kernels/device_factory.h"
+#include "kernels/backends.h"
 
 namespace upipe::planner {
 
@@ -48,7 +49,8 @@ absl::StatusOr<RankDryRun> DryRunRank(const v1::RunPlan& plan, int rank,
                                       DryRunObserver* observer) {
   const v1::JobSpec& spec = plan.spec();
   UPIPE_ASSIGN_OR_RETURN(auto device,
-                         kernels::CreateDryDevice(spec.parallel().backend(), attention_kernel));
+                         kernels::CreateDryDevice(spec.parallel().backend(), attention_kernel,
+                                                  train::ScratchTableOf(plan)));
   const engine::RankStreams streams = engine::RankStreams::Create(*device, rank);
   comm::DryCommunicator comm(rank, spec.parallel().ranks(),
                              {.compute = streams.compute.get(),

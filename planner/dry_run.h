@@ -36,8 +36,8 @@ class DryRunObserver : public engine::MomentObserver {
 
 // A vote, one step and, where the job evaluates, one evaluation, which counts in the bytes only:
 // exact bytes by tag on device and host, bytes sent to each peer, what is computed and moved.
-// `plan` needs spec (with defaults), schedule and its hash. `attention_kernel` is the one scratch
-// is counted for (kernels/device_factory.h).
+// `plan` needs spec (with defaults), schedule and its hash, and `measured` where that is known.
+// `attention_kernel` is the one scratch is counted for (kernels/backends.h).
 absl::StatusOr<RankDryRun> DryRunRank(const v1::RunPlan& plan, int rank,
                                       const std::string& attention_kernel = "own",
                                       DryRunObserver* observer = nullptr);

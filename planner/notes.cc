@@ -49,6 +49,53 @@ std::string BalanceNote(const v1::RunPlan& plan) {
                          busiest->rank(), over);
 }
 
+// Which promise holds of a run that is disturbed, and what it costs.
+std::string PromiseNote(const v1::RunPlan& plan, const v1::DeviceFile& device) {
+  const v1::JobSpec& spec = plan.spec();
+  const bool asked = spec.train().deterministic();
+  if (spec.parallel().backend() != "cuda") {
+    return absl::StrCat(
+        "bit-identical on equal instruction set, threads per rank and library "
+        "versions",
+        asked ? ""
+              : ", also without train.deterministic: nothing here is faster "
+                "for giving it up");
+  }
+  if (!plan.bit_identical()) {
+    return "equal within the same-precision bound, not bit for bit, after a restart: cuDNN's "
+           "attention backward adds in no fixed order; train.deterministic: true takes the own "
+           "kernel's, which keeps the bits, needs no scratch and is slower";
+  }
+  std::string note = "bit-identical on equal GPU model, instruction set and library versions";
+  const bool replaced =
+      asked && device.attention_kernel() != "own" && spec.train().dtype() == v1::DTYPE_BF16;
+  if (!replaced) return note;
+  absl::StrAppend(&note, ": attention's backward is the own kernel, which needs no scratch; ",
+                  device.attention_own_bf16().empty()
+                      ? absl::StrCat("its rate is not known on ", device.name(),
+                                     ", so the step's time is told at the rate of ",
+                                     device.attention_kernel(), ", which is faster")
+                      : absl::StrCat("it is timed at its rate on ", device.name()));
+  return note;
+}
+
+// Of a job that is planned once more; else empty.
+std::string MeasuredNote(const v1::MeasuredWorkspaces& measured) {
+  if (measured.ops().empty()) return "";
+  const v1::MeasuredWorkspaces::Op* worst = &measured.ops(0);
+  for (const v1::MeasuredWorkspaces::Op& op : measured.ops()) {
+    const auto excess = [](const v1::MeasuredWorkspaces::Op& of) {
+      return of.measured_bytes() - of.counted_bytes();
+    };
+    if (excess(op) > excess(*worst)) worst = &op;
+  }
+  return absl::StrCat(
+      "scratch is as a worker measured it",
+      measured.libraries().empty() ? "" : absl::StrCat(" with ", measured.libraries()), ": ",
+      worst->op(), " takes ", FormatBytes(worst->measured_bytes()), " where ",
+      FormatBytes(worst->counted_bytes()), " were counted");
+}
+
 }  // namespace
 
 std::string MeshText(const v1::ParallelSpec& parallel) {
@@ -100,7 +147,7 @@ std::string PolicyText(const v1::MemorySpec& memory) {
   return absl::StrJoin(parts, "; ");
 }
 
-std::vector<std::string> PlanNotes(const v1::RunPlan& plan) {
+std::vector<std::string> PlanNotes(const v1::RunPlan& plan, const v1::DeviceFile& device) {
   const v1::JobSpec& spec = plan.spec();
   std::vector<std::string> notes;
   const auto add = [&notes](std::string note) {
@@ -121,11 +168,8 @@ std::vector<std::string> PlanNotes(const v1::RunPlan& plan) {
   }
   add(BalanceNote(plan));
   for (std::string& warning : JobSpecWarnings(spec)) add(std::move(warning));
-  if (cuda) {
-    add("this build plans for cuda and does not run it");
-  } else {
-    add("bit-identical on equal instruction set, threads per rank and library versions");
-  }
+  add(PromiseNote(plan, device));
+  add(MeasuredNote(plan.measured()));
   return notes;
 }
 

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "upipe/v1/device.pb.h"
 #include "upipe/v1/plan.pb.h"
 
 namespace upipe::planner {
@@ -19,7 +20,8 @@ std::string MaskText(const v1::JobSpec& spec);
 // the plainest one: "attention outputs computed again; layer inputs on the host".
 std::string PolicyText(const v1::MemorySpec& memory);
 
-// One sentence each, in the order people read them. `plan` needs spec (with defaults) and ranks.
-std::vector<std::string> PlanNotes(const v1::RunPlan& plan);
+// One sentence each, in the order people read them. `plan` needs spec (with defaults), ranks,
+// attention_kernel and bit_identical.
+std::vector<std::string> PlanNotes(const v1::RunPlan& plan, const v1::DeviceFile& device);
 
 }  // namespace upipe::planner

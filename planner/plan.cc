@@ -19,8 +19,9 @@
 #include "engine/parallel/plan_hash.h"
 #include "engine/train/step.h"
 #include "kernels/api/attention_pairs.h"
+#include "kernels/backends.h"
 #include "kernels/cpu/isa.h"
-#include "kernels/device_factory.h"
+#include "kernels/dry/cuda_stand_in.h"
 #include "planner/advice.h"
 #include "planner/compose.h"
 #include "planner/in_threads.h"
@@ -45,7 +46,7 @@ absl::Status CheckSpec(const v1::JobSpec& spec) {
       }));
 }
 
-absl::Status CheckShard(const v1::JobSpec& spec, const char* name) {
+absl::Status CheckShard(const v1::JobSpec& spec, const char* name, data::DocumentBounds& bounds) {
   const std::string path = absl::StrCat(spec.data().path(), "/", name);
   UPIPE_ASSIGN_OR_RETURN(data::TokenShard shard, data::TokenShard::Open(path));
   if (shard.vocab_size() > spec.model().vocab_size()) {
@@ -53,14 +54,23 @@ absl::Status CheckShard(const v1::JobSpec& spec, const char* name) {
         path, " has a vocabulary of ", shard.vocab_size(), " tokens and model.vocab_size is ",
         spec.model().vocab_size(), "; raise it to at least ", shard.vocab_size()));
   }
+  if (spec.data().documents() != v1::DOCUMENTS_JOIN) {
+    const data::DocumentBounds of_shard = data::DocumentBoundsOf(shard, spec.train().context());
+    bounds.documents_max = std::max(bounds.documents_max, of_shard.documents_max);
+    bounds.tokens_max = std::max(bounds.tokens_max, of_shard.tokens_max);
+  }
   return data::SequenceSource::Create(std::move(shard), spec.train().context(), spec.train().seed())
       .status();
 }
 
-absl::Status CheckData(const v1::JobSpec& spec) {
-  UPIPE_RETURN_IF_ERROR(CheckShard(spec, data::kTrainShardName));
-  if (spec.train().eval_sequences() == 0) return absl::OkStatus();
-  return CheckShard(spec, data::kHeldOutShardName);
+// Nothing where documents are joined.
+absl::StatusOr<data::DocumentBounds> CheckData(const v1::JobSpec& spec) {
+  data::DocumentBounds bounds;
+  UPIPE_RETURN_IF_ERROR(CheckShard(spec, data::kTrainShardName, bounds));
+  if (spec.train().eval_sequences() > 0) {
+    UPIPE_RETURN_IF_ERROR(CheckShard(spec, data::kHeldOutShardName, bounds));
+  }
+  return bounds;
 }
 
 // u of the method: query heads per rank and stage.
@@ -200,6 +210,12 @@ absl::StatusOr<v1::RunPlan> Choose(const v1::JobSpec& spec, const Pricing& prici
   return absl::ResourceExhaustedError(absl::StrCat(found.status().message(), "; ", change));
 }
 
+// Whether every op adds in a fixed order: all but cuDNN's attention backward do.
+bool IsBitIdentical(const v1::JobSpec& spec, const std::string& attention_kernel) {
+  return spec.parallel().backend() != "cuda" || spec.train().dtype() != v1::DTYPE_BF16 ||
+         kernels::DeterministicAttention(attention_kernel) == attention_kernel;
+}
+
 // That a rank of each list shape, run whole, takes what was composed for it of short runs.
 absl::Status CheckWhole(const Pricing& pricing, const v1::RunPlan& plan) {
   if (plan.spec().train().gradient_accumulation() > kWholeMicroSteps) return absl::OkStatus();
@@ -207,7 +223,7 @@ absl::Status CheckWhole(const Pricing& pricing, const v1::RunPlan& plan) {
   return InThreads(pricing.num_threads(), groups.size(), [&](size_t i) -> absl::Status {
     const int rank = groups[i][0];
     UPIPE_ASSIGN_OR_RETURN(const RankDryRun whole,
-                           DryRunRank(plan, rank, pricing.device().attention_kernel()));
+                           DryRunRank(plan, rank, pricing.attention_kernel()));
     const v1::RankPlan& composed = plan.ranks(rank);
     if (whole.rank.memory().SerializeAsString() == composed.memory().SerializeAsString() &&
         whole.rank.host_memory().SerializeAsString() ==
@@ -247,7 +263,10 @@ absl::StatusOr<v1::RunPlan> MakeRunPlan(const v1::JobSpec& spec, const PlanLimit
     UPIPE_RETURN_IF_ERROR(kernels::CheckIsaName(cap));
   }
   if (limits.must_run) UPIPE_RETURN_IF_ERROR(kernels::CheckBackend(full.parallel().backend()));
-  if (limits.check_data) UPIPE_RETURN_IF_ERROR(CheckData(full));
+  data::DocumentBounds documents;
+  if (limits.check_data) {
+    UPIPE_ASSIGN_OR_RETURN(documents, CheckData(full));
+  }
   UPIPE_ASSIGN_OR_RETURN(const Pricing pricing, Pricing::For(full, limits));
   UPIPE_ASSIGN_OR_RETURN(v1::RunPlan plan,
                          HasAuto(full) ? Choose(full, pricing, limits) : pricing.Plan(full));
@@ -258,10 +277,12 @@ absl::StatusOr<v1::RunPlan> MakeRunPlan(const v1::JobSpec& spec, const PlanLimit
     plan.set_peak_flops(pricing.device().peak_flops().value());
   }
   *plan.mutable_budget() = pricing.budget();
-  plan.set_attention_kernel(absl::StrCat(full.parallel().backend(), " ",
-                                         pricing.device().attention_kernel(), " ",
-                                         NameOf(model::StorageTypeOf(full.train()))));
-  for (std::string& note : PlanNotes(plan)) plan.add_notes(std::move(note));
+  plan.set_attention_kernel(absl::StrCat(full.parallel().backend(), " ", pricing.attention_kernel(),
+                                         " ", NameOf(model::StorageTypeOf(full.train()))));
+  plan.set_documents_max(documents.documents_max);
+  plan.set_document_tokens_max(documents.tokens_max);
+  plan.set_bit_identical(IsBitIdentical(full, pricing.attention_kernel()));
+  for (std::string& note : PlanNotes(plan, pricing.device())) plan.add_notes(std::move(note));
   plan.set_plan_hash(parallel::HashOf(plan));
   return plan;
 }

@@ -35,6 +35,8 @@ struct PlanLimits {
   bool must_run = true;
   // A refusal names the nearest change that fits, which is priced first: as long as many plans.
   bool advise = true;
+  // What workers' libraries take beyond what formulas say; part of the plan.
+  v1::MeasuredWorkspaces measured;
   const v1::DeviceFile* device = nullptr;  // instead of the one parallel.device names; borrowed
   std::string device_folder;               // of device files beside the known ones
   int num_threads = 1;

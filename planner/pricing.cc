@@ -8,6 +8,7 @@
 #include "common/spec/job_spec.h"
 #include "common/status.h"
 #include "common/units.h"
+#include "kernels/dry/cuda_stand_in.h"
 #include "planner/compose.h"
 #include "planner/device_file.h"
 #include "planner/step_time.h"
@@ -111,6 +112,11 @@ absl::StatusOr<Pricing> Pricing::For(const v1::JobSpec& spec, const PlanLimits& 
         " and parallel.backend is ", parallel.backend(), "; name another device or backend"));
   }
   pricing.one_ram_ = !cuda;
+  pricing.measured_ = limits.measured;
+  pricing.attention_kernel_ = pricing.device_.attention_kernel();
+  if (cuda && full.train().deterministic()) {
+    pricing.attention_kernel_ = kernels::DeterministicAttention(pricing.attention_kernel_);
+  }
   pricing.ranks_per_node_ = parallel.ranks_per_node();
   if (pricing.ranks_per_node_ == 0) {
     // On cuda as many as a node has devices, or fewer, so that every node has as many.
@@ -176,13 +182,16 @@ absl::StatusOr<v1::StepTime> Pricing::Time(const v1::RunPlan& shape,
 absl::StatusOr<v1::RunPlan> Pricing::Shape(const v1::JobSpec& spec) const {
   v1::JobSpec placed = spec;
   placed.mutable_parallel()->set_ranks_per_node(ranks_per_node_);
-  return PlanShape(placed);
+  UPIPE_ASSIGN_OR_RETURN(v1::RunPlan shape, PlanShape(placed));
+  *shape.mutable_measured() = measured_;
+  if (measured_.ops().empty()) shape.clear_measured();
+  return shape;
 }
 
 absl::StatusOr<v1::RunPlan> Pricing::Plan(const v1::JobSpec& spec) const {
   UPIPE_ASSIGN_OR_RETURN(v1::RunPlan plan, Shape(spec));
   UPIPE_ASSIGN_OR_RETURN(std::vector<RankDryRun> ranks,
-                         ComposeRanks(plan, device_.attention_kernel(), num_threads_));
+                         ComposeRanks(plan, attention_kernel_, num_threads_));
   std::vector<StepCounts> counts;
   for (RankDryRun& rank : ranks) {
     *plan.add_ranks() = std::move(rank.rank);
@@ -218,7 +227,7 @@ absl::StatusOr<Price> Pricing::Estimate(const v1::JobSpec& spec) const {
   std::vector<StepCounts> whole;
   for (const std::vector<int>& alike : RanksOfSameHeads(plan)) {
     UPIPE_ASSIGN_OR_RETURN(const std::vector<Outline> outlines,
-                           OutlinesOf(shapes, alike[0], device_.attention_kernel()));
+                           OutlinesOf(shapes, alike[0], attention_kernel_));
     const Outline &one = outlines[0], &two = outlines[1];
     for (const int rank : alike) {
       v1::RankPlan& sum = *plan.mutable_ranks(rank);

@@ -21,6 +21,8 @@ class Pricing {
   static absl::StatusOr<Pricing> For(const v1::JobSpec& spec, const PlanLimits& limits);
 
   const v1::DeviceFile& device() const { return device_; }
+  // Whose scratch is counted: the device's, or what stands in for it in a deterministic job.
+  const std::string& attention_kernel() const { return attention_kernel_; }
   int ranks_per_node() const { return ranks_per_node_; }
   // Device and host memory are one RAM: backends cpu and reference.
   bool one_ram() const { return one_ram_; }
@@ -57,6 +59,8 @@ class Pricing {
   absl::StatusOr<v1::RunPlan> Shape(const v1::JobSpec& spec) const;
 
   v1::DeviceFile device_;
+  std::string attention_kernel_;
+  v1::MeasuredWorkspaces measured_;
   int num_threads_ = 1;
   int ranks_per_node_ = 1;
   bool one_ram_ = true;

@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/status.h"
-#include "kernels/device_factory.h"
+#include "kernels/backends.h"
 
 namespace upipe::planner {
 namespace {

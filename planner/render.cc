@@ -149,6 +149,7 @@ void AppendDevice(const v1::DeviceFile& device, std::string& text) {
   matmul("matmul_fp32", device.matmul_fp32());
   AppendAttention("attention_bf16", device.attention_bf16(), text);
   AppendAttention("attention_fp32", device.attention_fp32(), text);
+  AppendAttention("attention_own_bf16", device.attention_own_bf16(), text);
   AppendNumber("memory_bandwidth", device.memory_bandwidth(), text);
   AppendNumber("exchange_in_node", device.exchange_in_node(), text);
   AppendNumber("exchange_between_nodes", device.exchange_between_nodes(), text);

@@ -91,7 +91,8 @@ double Bytes(const DryCalls& calls) { return calls.cost.bytes_read + calls.cost.
 // Rates of one device; each function asks for what it needs.
 class Rates {
  public:
-  explicit Rates(const v1::DeviceFile& device) : device_(device) {}
+  Rates(const v1::DeviceFile& device, bool own_backward)
+      : device_(device), own_backward_(own_backward) {}
 
   // Of one call, whenever it was launched.
   absl::StatusOr<double> SecondsOf(const DryCalls& calls) const {
@@ -160,7 +161,12 @@ class Rates {
 
   absl::StatusOr<double> AttentionRate(const DryCalls& calls, bool backward) const {
     const bool bf16 = calls.dtype == kernels::DType::kBFloat16;
-    const auto& rates = bf16 ? device_.attention_bf16() : device_.attention_fp32();
+    // Where the own kernel's rates are not known, the other's stand in for them: a bound from
+    // below.
+    const bool own = own_backward_ && bf16 && backward && !device_.attention_own_bf16().empty();
+    const auto& rates = own    ? device_.attention_own_bf16()
+                        : bf16 ? device_.attention_bf16()
+                               : device_.attention_fp32();
     if (rates.empty()) return Missing(device_, bf16 ? "attention_bf16" : "attention_fp32");
     const auto flops = [&](const v1::DeviceFile::AttentionRate& rate) {
       return backward ? rate.backward_flops() : rate.forward_flops();
@@ -178,6 +184,7 @@ class Rates {
   }
 
   const v1::DeviceFile& device_;
+  const bool own_backward_;
 };
 
 // One pass: what its parts take when nothing runs beside anything, and what does run beside.
@@ -242,12 +249,13 @@ StepShape StepShape::From(const v1::RunPlan& plan) {
   return {.ranks = spec.parallel().ranks(),
           .tokens = sequences * static_cast<double>(spec.train().context()),
           .model_flops = plan.model_flops(),
-          .turns = plan.schedule().stages_size() * plan.schedule().query_chunks()};
+          .turns = plan.schedule().stages_size() * plan.schedule().query_chunks(),
+          .own_backward = spec.parallel().backend() == "cuda" && spec.train().deterministic()};
 }
 
 absl::StatusOr<v1::StepTime> TimeStep(const StepCounts& counts, const StepShape& shape,
                                       const v1::DeviceFile& device) {
-  const Rates rates(device);
+  const Rates rates(device, shape.own_backward);
   std::map<StepPass, PassTime> passes;
   std::map<StepPass, kernels::DryCounts> copies;
   for (const auto& [section, at] : counts.sections) {

@@ -15,9 +15,10 @@ namespace upipe::planner {
 // What a step's time depends on beside its counts.
 struct StepShape {
   int ranks = 1;
-  double tokens = 0;       // of all sequences of a step
-  double model_flops = 0;  // of all ranks, without recomputation
-  int64_t turns = 1;       // stages x query chunks of an attention layer
+  double tokens = 0;          // of all sequences of a step
+  double model_flops = 0;     // of all ranks, without recomputation
+  int64_t turns = 1;          // stages x query chunks of an attention layer
+  bool own_backward = false;  // attention's backward is our own kernel, whatever the device's is
   // `plan` needs spec (with defaults), schedule and model_flops.
   static StepShape From(const v1::RunPlan& plan);
 };

@@ -12,8 +12,9 @@
 #include "common/rounding.h"
 #include "common/status.h"
 #include "engine/comm/dry/dry_communicator.h"
+#include "engine/train/measured_workspaces.h"
 #include "engine/train/step.h"
-#include "kernels/device_factory.h"
+#include "kernels/backends.h"
 
 namespace upipe::planner {
 namespace {
@@ -230,7 +231,8 @@ absl::StatusOr<Timeline> RecordTimeline(const v1::RunPlan& plan, int rank,
   train.set_gradient_accumulation(std::min(train.gradient_accumulation(), kMostMicroSteps));
   const v1::ParallelSpec& parallel = plan.spec().parallel();
   UPIPE_ASSIGN_OR_RETURN(const auto dry,
-                         kernels::CreateDryDevice(parallel.backend(), options.attention_kernel));
+                         kernels::CreateDryDevice(parallel.backend(), options.attention_kernel,
+                                                  train::ScratchTableOf(plan)));
   const auto streams = engine::RankStreams::Create(*dry, rank);
   comm::DryCommunicator comm(rank, parallel.ranks(),
                              {.compute = streams.compute.get(),

@@ -50,8 +50,9 @@ struct Flags {
   bool explain = false;
   std::string plot_file, trace_file;
   std::string format = "text";
-  std::string spec_file;    // binary v1.JobSpec
-  std::string output_file;  // binary v1.PlanResult
+  std::string spec_file;     // binary v1.JobSpec
+  std::string output_file;   // binary v1.PlanResult
+  std::string earlier_file;  // binary v1.RunPlan
 };
 
 // A job of what is left out: everything else is the planner's.
@@ -158,8 +159,8 @@ absl::StatusOr<PlanLimits> LimitsOf(const Flags& flags, const v1::JobSpec& spec)
   if (!flags.host_memory.empty()) {
     UPIPE_ASSIGN_OR_RETURN(limits.host_memory_bytes, ParseBytes(flags.host_memory));
   }
-  // A child of the coordinator plans what will run; people may ask about what they do not have.
-  limits.must_run = !flags.spec_file.empty();
+  // People may ask about what they do not have, and a coordinator plans for its workers.
+  limits.must_run = false;
   limits.check_data = !flags.without_data && (!flags.job_file.empty() || !flags.spec_file.empty());
   limits.device_folder = flags.device_folder;
   limits.num_threads = static_cast<int>(std::thread::hardware_concurrency());
@@ -284,11 +285,10 @@ absl::Status Show(const Flags& flags, const PlanLimits& limits, const v1::RunPla
         plan.ranks().begin(), plan.ranks().end(), [](const auto& a, const auto& b) {
           return a.memory().arena_bytes() < b.memory().arena_bytes();
         });
-    UPIPE_ASSIGN_OR_RETURN(
-        const Timeline timeline,
-        RecordTimeline(plan, fullest->rank(),
-                       {.price = PriceBy(plan, pricing.device()),
-                        .attention_kernel = pricing.device().attention_kernel()}));
+    UPIPE_ASSIGN_OR_RETURN(const Timeline timeline,
+                           RecordTimeline(plan, fullest->rank(),
+                                          {.price = PriceBy(plan, pricing.device()),
+                                           .attention_kernel = pricing.attention_kernel()}));
     if (!flags.plot_file.empty())
       UPIPE_RETURN_IF_ERROR(WriteText(flags.plot_file, PlanSvg(timeline, plan)));
     if (!flags.trace_file.empty())
@@ -322,11 +322,30 @@ absl::Status PlanForPeople(const Flags& flags) {
   return Show(flags, limits, plan);
 }
 
+// Once more, after a plan that fell short of what was measured: the same point of the space where
+// it still fits, so that bits and checkpoints go on; else, where something was auto, another.
+absl::StatusOr<v1::RunPlan> PlanOnceMore(const v1::JobSpec& spec, const v1::RunPlan& earlier,
+                                         PlanLimits limits) {
+  limits.measured = earlier.measured();
+  limits.advise = !HasAuto(spec);
+  absl::StatusOr<v1::RunPlan> same = MakeRunPlan(earlier.spec(), limits);
+  if (!absl::IsResourceExhausted(same.status()) || !HasAuto(spec)) return same;
+  limits.advise = true;
+  return MakeRunPlan(spec, limits);
+}
+
 int PlanForCoordinator(const Flags& flags) {
   const auto plan = [&]() -> absl::StatusOr<v1::RunPlan> {
     UPIPE_ASSIGN_OR_RETURN(const v1::JobSpec spec, ReadSpec(flags));
     UPIPE_ASSIGN_OR_RETURN(const PlanLimits limits, LimitsOf(flags, spec));
-    return MakeRunPlan(spec, limits);
+    if (flags.earlier_file.empty()) return MakeRunPlan(spec, limits);
+    std::ifstream in(flags.earlier_file, std::ios::binary);
+    v1::RunPlan earlier;
+    if (!in || !earlier.ParseFromIstream(&in)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(flags.earlier_file, " does not hold a RunPlan"));
+    }
+    return PlanOnceMore(spec, earlier, limits);
   };
   return WriteResult(plan(), flags.output_file);
 }
@@ -368,6 +387,10 @@ void AddOptions(CLI::App& app, Flags& flags) {
   app.add_option("-o", flags.format, "text or json")->check(CLI::IsMember({"text", "json"}));
   auto* spec = app.add_option("--spec", flags.spec_file, "binary JobSpec instead of a job file")
                    ->excludes(job);
+  app.add_option("--earlier", flags.earlier_file,
+                 "binary RunPlan that fell short of what was measured, which it holds: plan once "
+                 "more")
+      ->needs(spec);
   app.add_option("--output", flags.output_file, "write a binary PlanResult here, refusals included")
       ->needs(spec);
 }

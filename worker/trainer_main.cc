@@ -167,6 +167,12 @@ absl::StatusOr<CpuClaim> Place(const v1::Assignment& assignment, bool wanted) {
   return claim;
 }
 
+// What the bits of a rank's results depend on.
+std::string ArithmeticOf(const kernels::Device& device) {
+  const std::string hardware = device.hardware();
+  return absl::StrCat(hardware, hardware.empty() ? "" : ", ", kernels::Arithmetic());
+}
+
 comm::CommOptions OptionsFor(const v1::RunPlan& plan, int rank, PositionPage& page) {
   comm::CommOptions options;
   const parallel::Mesh mesh = parallel::Mesh::From(plan.spec().parallel());
@@ -275,14 +281,16 @@ class Trainer {
     const std::vector<int> cpus = placed.ok() ? placed->cpus() : std::vector<int>();
     UPIPE_ASSIGN_OR_RETURN(std::unique_ptr<kernels::Device> device,
                            train::CreateRankDevice(plan, rank, cpus));
-    UPIPE_RETURN_IF_ERROR(train::CheckWorkspaces(plan, rank, *device));
+    train::WorkspaceCheck workspaces = train::CheckWorkspaces(plan, rank, *device);
+    measured_ = std::move(workspaces.measured);
+    UPIPE_RETURN_IF_ERROR(workspaces.status);
     UPIPE_ASSIGN_OR_RETURN(const std::unique_ptr<comm::PeerContext> rendezvous,
                            comm::CreatePeerContext({.backend = plan.spec().parallel().backend(),
                                                     .rank = rank,
                                                     .ucx = environment_.ucx,
                                                     .nccl = {}}));
     UPIPE_LOG(INFO) << "rank " << rank << " of " << plan.spec().parallel().ranks() << " on "
-                    << device->name() << " " << kernels::Arithmetic() << ", process " << getpid()
+                    << device->name() << " " << ArithmeticOf(*device) << ", process " << getpid()
                     << ", cpus "
                     << (placed.ok() ? FormatCpuList(cpus)
                                     : absl::StrCat("any: ", placed.status().message()));
@@ -310,7 +318,8 @@ class Trainer {
       UPIPE_RETURN_IF_ERROR(passed);
       UPIPE_ASSIGN_OR_RETURN(device, train::CreateRankDevice(plan, rank, cpus));
     }
-    const std::unique_ptr<checkpoint::Writer> writer = MakeWriter(assignment, watch);
+    const std::unique_ptr<checkpoint::Writer> writer =
+        MakeWriter(assignment, ArithmeticOf(*device), watch);
     orders_.SetWriter(writer.get());
     const absl::Status status = Train(assignment, peers, **comm, *device, writer.get(), watch);
     const int64_t newest = std::max(committed_step_.load(), peers.resume().step());
@@ -323,6 +332,7 @@ class Trainer {
 
   bool peer_failure() const { return peer_failure_; }
   bool selfcheck_failed() const { return selfcheck_failed_; }
+  const v1::MeasuredWorkspaces& measured() const { return measured_; }
 
  private:
   // Opens the job's folder where it has one. Rank 0 claims it, whereby the others know that they
@@ -350,6 +360,7 @@ class Trainer {
 
   // Null where the job has no checkpoint path.
   std::unique_ptr<checkpoint::Writer> MakeWriter(const v1::Assignment& assignment,
+                                                 const std::string& arithmetic,
                                                  DeadlineWatch& watch) {
     if (!folder_) return nullptr;
     const v1::RunPlan& plan = assignment.plan();
@@ -359,7 +370,7 @@ class Trainer {
         .rank = assignment.ref().rank(),
         .num_ranks = plan.spec().parallel().ranks(),
         .facts = train::CheckpointFacts(plan),
-        .arithmetic = absl::StrCat(kernels::Arithmetic(), ", upipe ", UPIPE_VERSION),
+        .arithmetic = absl::StrCat(arithmetic, ", upipe ", UPIPE_VERSION),
         .patience = train::CheckpointPatience(plan),
         .may_commit =
             [&watch] {
@@ -468,6 +479,7 @@ class Trainer {
   std::atomic<int64_t> committed_step_{0};  // by this process
   bool peer_failure_ = false;
   bool selfcheck_failed_ = false;
+  v1::MeasuredWorkspaces measured_;  // what a better plan needs to know
 };
 
 int Main() {
@@ -513,6 +525,7 @@ int Main() {
   }
   finished.set_peer_failure(trainer.peer_failure());
   finished.set_selfcheck_failed(trainer.selfcheck_failed());
+  if (trainer.measured().ops_size() > 0) *finished.mutable_measured() = trainer.measured();
   if (!status.ok()) {
     UPIPE_LOG(ERROR) << status.ToString();
   }

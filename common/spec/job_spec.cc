@@ -128,6 +128,7 @@ v1::JobSpec WithDefaults(const v1::JobSpec& spec) {
   if (!train.has_dtype()) train.set_dtype(v1::DTYPE_FP32);
   if (!train.has_gradient_accumulation()) train.set_gradient_accumulation(1);
   if (!train.has_selfcheck()) train.set_selfcheck(false);
+  if (!train.has_deterministic()) train.set_deterministic(full.parallel().backend() != "cuda");
   if (spec.has_checkpoint()) {
     *full.mutable_checkpoint() = WithCheckpointDefaults(spec.checkpoint());
   }

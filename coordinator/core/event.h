@@ -134,6 +134,8 @@ struct StartPlanner {
   std::string job_id;
   v1::JobSpec spec;
   int64_t memory_per_rank_bytes = 0;
+  // Of a job that is planned once more: the plan that fell short, with what was measured in it.
+  std::shared_ptr<const v1::RunPlan> earlier = {};
 };
 struct KillPlanner {
   std::string job_id;

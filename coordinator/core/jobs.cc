@@ -14,6 +14,8 @@ namespace {
 constexpr size_t kMaxPlanBytes = 512 << 10;
 constexpr int kPlannerCrashesToFail = 2;
 
+constexpr char kWithMeasured[] = "planned once more with the scratch that a worker measured: ";
+
 constexpr int kMaxDropsPerTick = 16;  // jobs
 
 const char* KindOf(v1::JobState state) {
@@ -89,7 +91,9 @@ void Turn::Handle(const PlanFinished& event) {
       return AcceptPlan(*job, event.result->plan());
     case v1::PlanResult::kRefusal:
       Fired(Row::kPlanRefused);
-      return FailUnplaced(*job, v1::CAUSE_KIND_PLAN_REFUSED, event.result->refusal().message());
+      return FailUnplaced(*job, v1::CAUSE_KIND_PLAN_REFUSED,
+                          absl::StrCat(job->record.has_measured() ? kWithMeasured : "",
+                                       event.result->refusal().message()));
     case v1::PlanResult::RESULT_NOT_SET:
       return FailUnplaced(*job, v1::CAUSE_KIND_INTERNAL, "the planner wrote an empty result");
   }
@@ -125,13 +129,18 @@ void Turn::AcceptPlan(Job& job, const v1::RunPlan& plan) {
                      " bytes) per rank, the workers offer ", FormatBytes(*offered), " (", *offered,
                      " bytes); lower train.context or parallel.heads_per_stage, or raise ranks"));
   }
+  const std::string event =
+      job.record.has_measured()
+          ? absl::StrCat("planned once more: ", FormatBytes(needed), " per rank, ",
+                         FormatBytes(PlannedBytesPerRank(*job.plan)), " before")
+          : absl::StrCat("planned: ", FormatBytes(needed), " per rank");
   job.plan = std::make_shared<const v1::RunPlan>(plan);
   job.plan_unsaved = true;
   job.record.set_state(v1::JOB_STATE_QUEUED);
   state_.unplanned.erase(KeyOf(job.record));
   state_.queue[KeyOf(job.record)] = job.record.id();
   Fired(Row::kPlanned);
-  AddEvent(job, "QUEUED", absl::StrCat("planned: ", FormatBytes(needed), " per rank"));
+  AddEvent(job, "QUEUED", event);
 }
 
 void Turn::EndUnplaced(Job& job, v1::JobState end, v1::Cause cause) {

@@ -12,7 +12,8 @@ constexpr size_t kMaxProblemBytes = 900;  // below what an event is cut to
 constexpr int kMaxProblems = 64;
 constexpr size_t kMaxAddressBytes = 64 << 10;
 constexpr size_t kMaxReferenceBytes = 1 << 10;  // of a checkpoint
-constexpr size_t kMaxStepBytes = 64 << 10;      // of a step's report: counts for each peer
+constexpr size_t kMaxMeasuredBytes = 32 << 10;
+constexpr size_t kMaxStepBytes = 64 << 10;  // of a step's report: counts for each peer
 
 bool IsHolder(const SlotHolder& holder, const v1::RankRef& ref) {
   return holder.job_id == ref.fence().job_id() && holder.generation == ref.fence().generation() &&
@@ -96,6 +97,8 @@ std::vector<FieldViolation> ReportViolations(const v1::RankReport& report,
   CheckSize(report.address().size(), kMaxAddressBytes, Path(field, "address"), violations);
   CheckSize(report.resume().ByteSizeLong(), kMaxReferenceBytes, Path(field, "resume"), violations);
   CheckSize(report.last_commit().ByteSizeLong(), kMaxReferenceBytes, Path(field, "last_commit"),
+            violations);
+  CheckSize(report.measured().ByteSizeLong(), kMaxMeasuredBytes, Path(field, "measured"),
             violations);
   if (report.problems_size() > kMaxProblems) {
     violations.push_back(
@@ -333,20 +336,35 @@ void Turn::NoteExit(Job& job, const v1::RankReport& report) {
   if (!failed) return;
   Fired(job.record.state() == v1::JOB_STATE_STARTING ? Row::kStartFailed : Row::kRunFailed);
   if (rank.left_early() && !explained) return ExitedEarly(job, number);
-  const v1::Cause cause = CauseOf(report, rank);
+  v1::Cause cause = CauseOf(report, rank);
+  const v1::StopIntent intent = IntentAfter(job, report, cause);
+  Stop(job, intent, std::move(cause), absl::ZeroDuration());
+}
+
+// What follows from a rank's failure. A plan that fell short is nobody's failure the first time:
+// another is made with what the worker measured.
+v1::StopIntent Turn::IntentAfter(Job& job, const v1::RankReport& report, v1::Cause& cause) {
   // Another attempt would come to the same verdict.
-  const bool final = cause.kind() == v1::CAUSE_KIND_SELFCHECK;
-  Stop(job, final ? v1::STOP_INTENT_FAIL : v1::STOP_INTENT_RESTART, cause, absl::ZeroDuration());
+  if (cause.kind() == v1::CAUSE_KIND_SELFCHECK) return v1::STOP_INTENT_FAIL;
+  if (report.measured().ops().empty()) return v1::STOP_INTENT_RESTART;
+  if (job.record.has_measured()) {
+    absl::StrAppend(cause.mutable_message(),
+                    "; it has been planned once more before: have workers of one kind, with the "
+                    "same libraries");
+    return v1::STOP_INTENT_FAIL;
+  }
+  Fired(Row::kPlanFellShort);
+  *job.record.mutable_measured() = report.measured();
+  return v1::STOP_INTENT_REQUEUE;
 }
 
 // A failure in a job that is stopping already: it may be the better explanation.
 void Turn::NoteLateFailure(Job& job, const v1::RankReport& report) {
   KillNow(job);
   if (job.record.intent() != v1::STOP_INTENT_RESTART) return;
-  const v1::Cause cause = CauseOf(report, job.attempt->record.ranks(report.ref().rank()));
-  if (cause.kind() == v1::CAUSE_KIND_SELFCHECK) {
-    return Stop(job, v1::STOP_INTENT_FAIL, cause, absl::ZeroDuration());
-  }
+  v1::Cause cause = CauseOf(report, job.attempt->record.ranks(report.ref().rank()));
+  const v1::StopIntent intent = IntentAfter(job, report, cause);
+  if (intent != v1::STOP_INTENT_RESTART) return Stop(job, intent, cause, absl::ZeroDuration());
   if (!Explains(report, cause, job.record.cause())) return;
   *job.record.mutable_cause() = Bounded(cause);
   AddEvent(job, "CAUSE", cause.message());

@@ -72,9 +72,11 @@ void Turn::StartPlanning(Job& job) {
   std::optional<int64_t> bytes = OfferedBytesPerRank(state_, job.record.spec());
   if (!bytes) {
     const int64_t slots = NumKnownSlots(state_, job.record.spec());
-    RefuseOverCapacity(job, slots,
-                       absl::StrCat("needs ", ranks, " slots", OfBackend(job.record.spec()),
-                                    ", the ", state_.nodes.size(), " known workers have ", slots));
+    std::string reason = absl::StrCat("needs ", ranks, " slots", OfBackend(job.record.spec()),
+                                      ", the ", state_.nodes.size(), " known workers have ", slots);
+    // What ran once waits for workers for as long as they stay away.
+    if (job.record.generation() > 0) return SetReason(job, std::move(reason));
+    RefuseOverCapacity(job, slots, std::move(reason));
     return;
   }
   SetReason(job, "");
@@ -82,7 +84,13 @@ void Turn::StartPlanning(Job& job) {
     bytes = std::min(*bytes, job.record.spec().train().memory_per_rank());
   }
   job.planner_running = true;
-  out_.actions.push_back(StartPlanner{job.record.id(), job.record.spec(), *bytes});
+  StartPlanner start = {job.record.id(), job.record.spec(), *bytes};
+  if (job.record.has_measured()) {
+    auto earlier = std::make_shared<v1::RunPlan>(*job.plan);
+    *earlier->mutable_measured() = job.record.measured();
+    start.earlier = std::move(earlier);
+  }
+  out_.actions.push_back(std::move(start));
 }
 
 bool Turn::TryPlace(Job& job) {

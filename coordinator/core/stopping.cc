@@ -316,6 +316,7 @@ bool Turn::MayRestart(Job& job, bool progress) {
 
 void Turn::Requeue(Job& job) {
   v1::JobRecord& record = job.record;
+  if (record.has_measured() && !job.plan->has_measured()) return PlanOnceMore(job);
   const bool restart = record.intent() == v1::STOP_INTENT_RESTART;
   // Progress starts the doubling anew: the first wait follows the first restart without.
   const int fruitless = restart ? std::max(0, record.restarts().no_progress() - 1) : 0;
@@ -331,6 +332,22 @@ void Turn::Requeue(Job& job) {
   record.clear_intent();
   record.clear_cause();
   state_.queue[KeyOf(record)] = record.id();
+}
+
+// With what a worker measured; checkpoints of the generations so far stay what the job goes on
+// from.
+void Turn::PlanOnceMore(Job& job) {
+  v1::JobRecord& record = job.record;
+  ++state_.tally.restarts[{record.cause().kind(), "none"}];
+  job.retry_at = now_.boot;
+  AddEvent(job, "PLANNING",
+           absl::StrCat("generation ", record.generation(), " is over: ", record.cause().message(),
+                        "; planned once more with what was measured"));
+  record.set_state(v1::JOB_STATE_PLANNING);
+  record.set_planner_crashes(0);
+  record.clear_intent();
+  record.clear_cause();
+  state_.unplanned[KeyOf(record)] = record.id();
 }
 
 void Turn::End(Job& job, v1::JobState end) {

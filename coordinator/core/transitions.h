@@ -40,6 +40,7 @@ enum class Row : uint8_t {
   kRankGone,
   kRestarted,
   kRequeued,
+  kPlanFellShort,  // a worker's libraries take more than was counted: planned once more
   kBudgetSpent,
   kEndedSucceeded,
   kEndedFailed,

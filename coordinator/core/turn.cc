@@ -96,7 +96,11 @@ void Turn::SaveJob(Job& job) {
     job.request_unsaved = false;
   }
   if (job.plan_unsaved) {
-    batch.writes.push_back({absl::StrCat("plan/", id), job.plan->SerializeAsString(), 0});
+    // A second plan takes the place of the first.
+    const auto revision_before =
+        job.record.has_measured() ? std::nullopt : std::optional<int64_t>(0);
+    batch.writes.push_back(
+        {absl::StrCat("plan/", id), job.plan->SerializeAsString(), revision_before});
     job.plan_unsaved = false;
   }
   if (job.attempt) {

@@ -101,6 +101,7 @@ class Turn {
   void CloseGeneration(Job& job);
   bool MayRestart(Job& job, bool progress);
   void Requeue(Job& job);
+  void PlanOnceMore(Job& job);
   void End(Job& job, v1::JobState end);
 
   // ranks.cc
@@ -111,6 +112,7 @@ class Turn {
   void NoteStep(Job& job, int rank, const v1::StepReport& report);
   void Disown(const Node& node, const v1::RankReport& report, const Job* job);
   void NoteExit(Job& job, const v1::RankReport& report);
+  v1::StopIntent IntentAfter(Job& job, const v1::RankReport& report, v1::Cause& cause);
   void NoteLateFailure(Job& job, const v1::RankReport& report);
   static bool TookTheLastStep(const Job& job, int rank);
   void ExitedEarly(Job& job, int rank);

@@ -149,12 +149,21 @@ absl::StatusOr<v1::PlanResult> PlannerPool::Plan(const StartPlanner& job) {
   const std::string input = absl::StrCat(options_.work_dir, "/", job.job_id, ".spec");
   const std::string output = absl::StrCat(options_.work_dir, "/", job.job_id, ".plan");
   UPIPE_RETURN_IF_ERROR(WriteFile(input, job.spec.SerializeAsString()));
-  const absl::Status run =
-      RunChild(job.job_id, {options_.binary, "--spec", input, "--memory-per-rank",
-                            absl::StrCat(job.memory_per_rank_bytes), "--output", output});
+  std::vector<std::string> arguments = {options_.binary,
+                                        "--spec",
+                                        input,
+                                        "--memory-per-rank",
+                                        absl::StrCat(job.memory_per_rank_bytes),
+                                        "--output",
+                                        output};
+  const std::string earlier = absl::StrCat(options_.work_dir, "/", job.job_id, ".earlier");
+  if (job.earlier != nullptr) {
+    UPIPE_RETURN_IF_ERROR(WriteFile(earlier, job.earlier->SerializeAsString()));
+    arguments.insert(arguments.end(), {"--earlier", earlier});
+  }
+  const absl::Status run = RunChild(job.job_id, arguments);
   absl::StatusOr<v1::PlanResult> result = run.ok() ? ReadResult(output) : run;
-  unlink(input.c_str());
-  unlink(output.c_str());
+  for (const std::string& file : {input, output, earlier}) unlink(file.c_str());
   return result;
 }
 

@@ -147,6 +147,26 @@ absl::Status SequenceSource::Read(int64_t sequence_index, int64_t begin, int64_t
   return absl::OkStatus();
 }
 
+DocumentBounds DocumentBoundsOf(const TokenShard& shard, int64_t context) {
+  const absl::Span<const uint64_t> starts = shard.document_starts();
+  DocumentBounds bounds;
+  size_t first = 0;
+  for (size_t last = 0; last < starts.size(); ++last) {
+    // With this start as its last, a window may begin as early as in the document before `first`.
+    while (starts[first] + static_cast<uint64_t>(context) <= starts[last]) ++first;
+    const auto within = static_cast<int64_t>(last - first + 1);
+    bounds.documents_max = std::max(bounds.documents_max, within + (first > 0 ? 1 : 0));
+    const uint64_t end =
+        last + 1 < starts.size() ? starts[last + 1] : static_cast<uint64_t>(shard.num_tokens());
+    if (end > starts[last]) {
+      bounds.tokens_max = std::max(bounds.tokens_max, static_cast<int64_t>(end - starts[last]));
+    }
+  }
+  bounds.documents_max = std::min(bounds.documents_max, context);
+  bounds.tokens_max = std::min(bounds.tokens_max, context);
+  return bounds;
+}
+
 void RotaryPositions(absl::Span<const int64_t> document_starts, kernels::PositionRun run,
                      int64_t* out) {
   UPIPE_CHECK(!document_starts.empty() && document_starts.front() <= run.begin)

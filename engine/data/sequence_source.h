@@ -75,6 +75,15 @@ class SequenceSource {
   int64_t slack_;    // tokens left over; an epoch's first window starts at 0 .. slack_
 };
 
+// Of the documents of any `context` tokens that follow one another in a shard.
+struct DocumentBounds {
+  int64_t documents_max = 0;  // of which some of them are a part
+  int64_t tokens_max = 0;     // the longest of these parts
+};
+// Linear in the documents of the shard. Blocks on disk as Read; what lies out of order is told
+// nowhere, and by Documents when it is met.
+DocumentBounds DocumentBoundsOf(const TokenShard& shard, int64_t context);
+
 // out[i] = how far position run.begin + i lies behind the start of its document. `document_starts`
 // as Documents gives them; the run may reach past the context. `out` has room for the run.
 void RotaryPositions(absl::Span<const int64_t> document_starts, kernels::PositionRun run,

@@ -45,6 +45,7 @@ v1::CheckpointManifest CheckpointFacts(const v1::RunPlan& plan) {
   facts.mutable_state()->set_sequences_per_step(SequencesPerStep(spec));
   *facts.mutable_spec() = spec;
   facts.set_plan_hash(plan.plan_hash());
+  facts.set_attention_kernel(plan.attention_kernel());
   return facts;
 }
 
@@ -55,9 +56,10 @@ absl::Duration CheckpointPatience(const v1::RunPlan& plan) {
   return absl::Minutes(1) + absl::Seconds(static_cast<double>(largest) / kBytesPerSecond);
 }
 
-std::string WhyNotBitIdentical(const v1::CheckpointManifest& stored, const v1::JobSpec& spec,
+std::string WhyNotBitIdentical(const v1::CheckpointManifest& stored, const v1::RunPlan& plan,
                                int rank, const std::string& arithmetic) {
   const v1::JobSpec& before = stored.spec();
+  const v1::JobSpec& spec = plan.spec();
   const auto same = [](const auto& a, const auto& b) {
     return a.SerializeAsString() == b.SerializeAsString();
   };
@@ -66,6 +68,14 @@ std::string WhyNotBitIdentical(const v1::CheckpointManifest& stored, const v1::J
     return "it was written with another layout of ranks or memory policy";
   }
   if (before.train().dtype() != spec.train().dtype()) return "it was trained in another dtype";
+  if (!stored.attention_kernel().empty() && stored.attention_kernel() != plan.attention_kernel()) {
+    return absl::StrCat("attention was done by ", stored.attention_kernel(), " and is by ",
+                        plan.attention_kernel());
+  }
+  if (!plan.bit_identical()) {
+    return absl::StrCat("the attention backward of ", plan.attention_kernel(),
+                        " adds in no fixed order; train.deterministic: true keeps the bits");
+  }
   if (rank >= stored.shards_size()) return "it was written by fewer ranks";
   const std::string& written = stored.shards(rank).arithmetic();
   if (written == arithmetic) return "";
@@ -88,8 +98,8 @@ absl::StatusOr<v1::TrainingState> Checkpointing::Restore(const v1::CheckpointRef
   const v1::CheckpointManifest& manifest = from->manifest();
   UPIPE_RETURN_IF_ERROR(checkpoint::CheckSameJob(manifest, CheckpointFacts(plan)));
   UPIPE_RETURN_IF_ERROR(params_.step.Restore(*from, stop));
-  const std::string why = WhyNotBitIdentical(manifest, params_.spec, params_.context.rank(),
-                                             writer.options().arithmetic);
+  const std::string why =
+      WhyNotBitIdentical(manifest, plan, params_.context.rank(), writer.options().arithmetic);
   if (!why.empty()) {
     writer.Report(ref.step(), absl::StrCat("goes on within the bound, not bit for bit: ", why));
   }

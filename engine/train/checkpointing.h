@@ -24,8 +24,9 @@ v1::CheckpointManifest CheckpointFacts(const v1::RunPlan& plan);
 absl::Duration CheckpointPatience(const v1::RunPlan& plan);
 
 // Why a run that goes on from `stored` may differ from one that was never interrupted, in bits but
-// within the bound: another layout, instruction set or library. Empty when its bits are the same.
-std::string WhyNotBitIdentical(const v1::CheckpointManifest& stored, const v1::JobSpec& spec,
+// within the bound: another layout, instruction set or library, or ops that promise no bits. Empty
+// when its bits are the same.
+std::string WhyNotBitIdentical(const v1::CheckpointManifest& stored, const v1::RunPlan& plan,
                                int rank, const std::string& arithmetic);
 
 class Checkpointing {

@@ -16,6 +16,7 @@
 #include "common/status.h"
 #include "engine/data/sequence_source.h"
 #include "engine/train/checkpointing.h"
+#include "engine/train/measured_workspaces.h"
 #include "engine/train/step.h"
 #include "kernels/device_factory.h"
 
@@ -344,16 +345,11 @@ absl::Status TrainRank(const RankRun& run) {
   return status;
 }
 
-namespace {
-
-// "cudnn 9.19" of a plan's "cuda cudnn 9.19 bf16".
 std::string AttentionKernelOf(const v1::RunPlan& plan) {
   std::vector<std::string> words = absl::StrSplit(plan.attention_kernel(), ' ');
   if (words.size() < 3) return kernels::DeviceOptions().attention_kernel;
   return absl::StrJoin(words.begin() + 1, words.end() - 1, " ");
 }
-
-}  // namespace
 
 absl::StatusOr<std::unique_ptr<kernels::Device>> CreateRankDevice(const v1::RunPlan& plan, int rank,
                                                                   const std::vector<int>& cpus) {
@@ -368,6 +364,7 @@ absl::StatusOr<std::unique_ptr<kernels::Device>> CreateRankDevice(const v1::RunP
   options.num_threads = plan.spec().parallel().threads_per_rank();
   options.cpus = cpus;
   options.attention_kernel = AttentionKernelOf(plan);
+  options.measured = ScratchTableOf(plan);
   return kernels::CreateDevice(options);
 }
 
@@ -376,23 +373,6 @@ absl::Duration CollectiveDeadline(const v1::RunPlan& plan) {
   for (const v1::RankPlan& rank : plan.ranks()) flops = std::max(flops, rank.step_flops());
   const double slowest = plan.spec().parallel().backend() == "cuda" ? 2e13 : 1e9;
   return absl::Minutes(2) + absl::Seconds(flops / slowest) + CheckpointPatience(plan);
-}
-
-v1::MemoryUsage ToMessage(const kernels::MemoryStats& stats) {
-  v1::MemoryUsage usage;
-  for (int tag = 0; tag < kernels::kNumMemoryTags; ++tag) {
-    auto* bytes = usage.add_tags();
-    bytes->set_tag(kernels::kMemoryTagNames[tag]);
-    bytes->set_bytes(stats.current_bytes[tag]);
-    bytes->set_peak_bytes(stats.peak_bytes[tag]);
-    bytes->set_at_peak_bytes(stats.at_peak_bytes[tag]);
-  }
-  usage.set_current_bytes(stats.current_total_bytes);
-  usage.set_peak_bytes(stats.peak_total_bytes);
-  usage.set_attention_peak_bytes(stats.attention_peak_bytes);
-  usage.set_arena_bytes(stats.arena_high_water_bytes);
-  usage.set_peak_moment(stats.peak_moment);
-  return usage;
 }
 
 }  // namespace upipe::train

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -13,6 +14,7 @@
 #include "common/position_page.h"
 #include "engine/checkpoint/writer.h"
 #include "engine/comm/communicator.h"
+#include "engine/train/memory_message.h"
 #include "engine/train/step_timeline.h"
 #include "kernels/api/device.h"
 #include "upipe/v1/plan.pb.h"
@@ -51,6 +53,10 @@ struct RankRun {
 // problem for its writer to report, and the run goes on. On an error the communicator is aborted.
 absl::Status TrainRank(const RankRun& run);
 
+// What a rank's attention runs on: "cudnn 9.19, own backward" of a plan's "cuda cudnn 9.19, own
+// backward bf16".
+std::string AttentionKernelOf(const v1::RunPlan& plan);
+
 // The device a rank's plan asks for: backend, threads, an arena and a host pool of exactly the
 // planned high-water marks. Its threads run on `cpus`; none = anywhere.
 absl::StatusOr<std::unique_ptr<kernels::Device>> CreateRankDevice(
@@ -60,8 +66,5 @@ absl::StatusOr<std::unique_ptr<kernels::Device>> CreateRankDevice(
 // takes at 1 GFLOP/s, on cuda 20 TFLOP/s, and, at the end, its part of a checkpoint. Only a
 // backstop: a dead peer is noticed by its worker.
 absl::Duration CollectiveDeadline(const v1::RunPlan& plan);
-
-// The allocator's numbers as messages carry them.
-v1::MemoryUsage ToMessage(const kernels::MemoryStats& stats);
 
 }  // namespace upipe::train

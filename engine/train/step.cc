@@ -91,7 +91,13 @@ model::Batch TrainStep::Upload(const HostTokens& host) {
   batch.tokens = upload(token_ids_, host.tokens, DType::kInt32);
   batch.labels = upload(labels_, host.labels, DType::kInt32);
   batch.sequence.positions = upload(positions_, host.positions, DType::kInt64);
-  batch.sequence.mask = tokens_.Mask(config_.causal, config_.window, host.document_starts);
+  kernels::AttentionMask& mask = batch.sequence.mask;
+  mask = tokens_.Mask(config_.causal, config_.window, host.document_starts);
+  if (plan_.documents_max() > 0) {
+    const int64_t padding = tokens_.padded_context - tokens_.context;
+    mask.documents_max = plan_.documents_max() + (padding > 0 ? 1 : 0);
+    mask.document_length_max = std::max(plan_.document_tokens_max(), padding);
+  }
   batch.loss_and_count = StepScalarsView(scalars_.data()).LossAndCount();
   return batch;
 }

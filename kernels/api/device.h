@@ -42,6 +42,9 @@ class Device {
  public:
   virtual ~Device() = default;
   virtual std::string name() const = 0;  // "cpu", "reference", "dry(cpu)"
+  // What the bits of its results depend on beside the host's instruction set and libraries: "NVIDIA
+  // H200, cuBLASLt 13.1.0, cuDNN 9.19.0"; empty: nothing.
+  virtual std::string hardware() const { return ""; }
   virtual Allocator& allocator() = 0;
   virtual OpTable& ops() = 0;
   virtual std::unique_ptr<Stream> CreateStream(std::string name) = 0;

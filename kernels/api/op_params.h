@@ -150,6 +150,10 @@ struct AttentionMask {
   std::optional<int64_t> window;
   std::shared_ptr<const std::vector<int64_t>> document_starts;
   int64_t total = 0;
+  // Bounds over all calls to come, so that what a library prepares for one serves all: the most
+  // documents, and the longest part of one in positions. 0: not known; no result depends on them.
+  int64_t documents_max = 0;
+  int64_t document_length_max = 0;
 };
 
 // Scaled dot-product attention of some query heads over resident K/V heads. Query head i reads K/V

@@ -4,8 +4,10 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "kernels/api/op_params.h"
 #include "kernels/api/stream.h"
 #include "kernels/api/workspace.h"
@@ -25,14 +27,18 @@ class OpTable {
   virtual ~OpTable() = default;
   // Pure. The dry table answers for the backend it stands in for.
   virtual int64_t WorkspaceBytes(const OpParams& params) const = 0;
+  // Of that, what the backend's formulas say, measurements apart (scratch_table.h).
+  virtual int64_t CountedBytes(const OpParams& params) const { return WorkspaceBytes(params); }
+  // Those behind the ops and their versions, where results depend on them: "cuBLASLt 13.1, cuDNN
+  // 9.19".
+  virtual std::string libraries() const { return ""; }
   // True when this backend's attention backward reads the attention output beside delta, as cuDNN's
   // does: AttentionBwdParams.o must then be given. The dry table answers as above.
   virtual bool AttentionBwdReadsOutput() const { return false; }
-  // At start, for a call of the step to come: readies what a library behind the op needs for it,
-  // and compares the scratch that takes with WorkspaceBytes. ResourceExhausted naming op and both
-  // numbers; FailedPrecondition where the library cannot do it. Never touches the tensors. May take
-  // seconds.
-  virtual absl::Status Prepare(const OpParams&) { return absl::OkStatus(); }
+  // At start, for a call of the step to come: readies what a library behind the op needs for it.
+  // The scratch it really takes; FailedPrecondition where the library cannot do it. Never touches
+  // the tensors. May take seconds.
+  virtual absl::StatusOr<int64_t> Prepare(const OpParams& params) { return CountedBytes(params); }
   // Validates (InvalidArgument naming op and field), then submits to the stream. Never allocates
   // device memory, never blocks; later failures surface on the stream's events.
   virtual absl::Status Enqueue(const OpParams& params, Workspace workspace, Stream& stream) = 0;

@@ -194,6 +194,11 @@ class Products final : public CublasLtMatmul {
 
 }  // namespace
 
+std::string CublasLtVersion() {
+  const size_t number = cublasLtGetVersion();  // 130100
+  return absl::StrCat(number / 10000, ".", number / 100 % 100, ".", number % 100);
+}
+
 absl::StatusOr<std::unique_ptr<CublasLtMatmul>> CublasLtMatmul::Create() {
   cublasLtHandle_t made = nullptr;
   UPIPE_RETURN_IF_CUBLAS(cublasLtCreate(&made));

@@ -3,12 +3,16 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "kernels/api/op_params.h"
 #include "kernels/cuda/cuda_kernels.h"
 
 namespace upipe::kernels {
+
+// Of the library that is loaded: "13.1.0".
+std::string CublasLtVersion();
 
 // One host thread calls it. Its context is the device current at Create.
 class CublasLtMatmul {

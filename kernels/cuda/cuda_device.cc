@@ -116,6 +116,11 @@ CudaDevice::~CudaDevice() {
       << parallel_.use_count() - 1 << " host streams outlive device cuda";
 }
 
+std::string CudaDevice::hardware() const {
+  const std::string libraries = ops_->libraries();
+  return libraries.empty() ? facts_.name : absl::StrCat(facts_.name, ", ", libraries);
+}
+
 std::unique_ptr<Stream> CudaDevice::CreateStream(std::string name) {
   return std::make_unique<CudaStream>(std::move(name), shared_);
 }

@@ -40,6 +40,7 @@ class CudaDevice final : public Device {
   ~CudaDevice() override;
 
   std::string name() const override { return "cuda"; }
+  std::string hardware() const override;
   Allocator& allocator() override { return allocator_; }
   OpTable& ops() override { return *ops_; }
   std::unique_ptr<Stream> CreateStream(std::string name) override;

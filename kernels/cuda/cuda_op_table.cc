@@ -7,7 +7,6 @@
 #include <variant>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
 #include "common/status.h"
 #include "kernels/api/workspace_check.h"
 #include "kernels/cuda/cublaslt_matmul.h"
@@ -27,16 +26,23 @@ constexpr bool kIsAttention =
 
 class CudaOpTable final : public OpTable {
  public:
-  CudaOpTable(const CudaOpTableOptions& options, std::unique_ptr<CublasLtMatmul> matmul,
-              std::unique_ptr<SdpaAttention> attention)
-      : options_(options), matmul_(std::move(matmul)), attention_(std::move(attention)) {}
+  CudaOpTable(const CudaOpTableOptions& options, cuda::AttentionKernel kernel,
+              std::unique_ptr<CublasLtMatmul> matmul, std::unique_ptr<SdpaAttention> attention)
+      : options_(options),
+        kernel_(kernel),
+        matmul_(std::move(matmul)),
+        attention_(std::move(attention)) {}
 
   int64_t WorkspaceBytes(const OpParams& params) const override {
-    return cuda::WorkspaceBytes(params, kernel());
+    return cuda::WorkspaceBytes(params, kernel_);
   }
-  bool AttentionBwdReadsOutput() const override { return attention_ != nullptr; }
+  bool AttentionBwdReadsOutput() const override { return kernel_ == cuda::AttentionKernel::kCudnn; }
+  std::string libraries() const override {
+    const std::string cublas = absl::StrCat("cuBLASLt ", CublasLtVersion());
+    return attention_ == nullptr ? cublas : absl::StrCat(cublas, ", cuDNN ", CudnnVersion());
+  }
 
-  absl::Status Prepare(const OpParams& params) override {
+  absl::StatusOr<int64_t> Prepare(const OpParams& params) override {
     return std::visit([this](const auto& p) { return PrepareOp(p); }, params);
   }
 
@@ -56,29 +62,21 @@ class CudaOpTable final : public OpTable {
   }
 
  private:
-  cuda::AttentionKernel kernel() const {
-    return attention_ != nullptr ? cuda::AttentionKernel::kCudnn : cuda::AttentionKernel::kOwn;
-  }
-
   template <typename P>
   bool GoesToCudnn(const P& p) const {
-    return attention_ != nullptr && SdpaTakes(p);
+    return cuda::UsesCudnn(kernel_, p) && SdpaTakes(p);
   }
 
-  absl::Status PrepareOp(const MatmulParams& p) { return matmul_->Prepare(p); }
+  absl::StatusOr<int64_t> PrepareOp(const MatmulParams& p) {
+    UPIPE_RETURN_IF_ERROR(matmul_->Prepare(p));
+    return WorkspaceBytes(p);  // the most that an algorithm may take
+  }
   template <typename P>
-  absl::Status PrepareOp(const P& p) {
+  absl::StatusOr<int64_t> PrepareOp(const P& p) {
     if constexpr (kIsAttention<P>) {
-      if (!GoesToCudnn(p)) return absl::OkStatus();
-      UPIPE_ASSIGN_OR_RETURN(const int64_t bytes, attention_->ScratchBytes(p));
-      if (const int64_t planned = WorkspaceBytes(p); bytes > planned) {
-        return absl::ResourceExhaustedError(absl::StrCat(
-            NameOf(OpParams(p)), " of ", p.q.shape[1], " heads, ", p.q.shape[0], " queries and ",
-            p.k.shape[0], " keys takes ", bytes, " bytes of scratch with cuDNN on this device, ",
-            planned, " are planned for ", options_.attention_kernel));
-      }
+      if (GoesToCudnn(p)) return attention_->ScratchBytes(p);
     }
-    return absl::OkStatus();
+    return WorkspaceBytes(p);
   }
 
   absl::Status Run(const MatmulParams& p, Workspace workspace, const cuda::LaunchContext& context) {
@@ -94,6 +92,7 @@ class CudaOpTable final : public OpTable {
   }
 
   const CudaOpTableOptions options_;
+  const cuda::AttentionKernel kernel_;
   const std::unique_ptr<CublasLtMatmul> matmul_;
   const std::unique_ptr<SdpaAttention> attention_;  // null: ours alone
 };
@@ -104,14 +103,12 @@ absl::StatusOr<std::unique_ptr<OpTable>> CreateCudaOpTable(const CudaOpTableOpti
   UPIPE_ASSIGN_OR_RETURN(const cuda::AttentionKernel kernel,
                          cuda::ParseAttentionKernel(options.attention_kernel));
   std::unique_ptr<SdpaAttention> attention;
-  if (kernel == cuda::AttentionKernel::kCudnn) {
-    UPIPE_ASSIGN_OR_RETURN(
-        std::unique_ptr<SdpaLibrary> library,
-        OpenCudnn(std::string(absl::StripPrefix(options.attention_kernel, "cudnn "))));
+  if (kernel != cuda::AttentionKernel::kOwn) {
+    UPIPE_ASSIGN_OR_RETURN(std::unique_ptr<SdpaLibrary> library, OpenCudnn());
     attention = std::make_unique<SdpaAttention>(std::move(library));
   }
   UPIPE_ASSIGN_OR_RETURN(auto matmul, CublasLtMatmul::Create());
-  return std::make_unique<CudaOpTable>(options, std::move(matmul), std::move(attention));
+  return std::make_unique<CudaOpTable>(options, kernel, std::move(matmul), std::move(attention));
 }
 
 }  // namespace upipe::kernels

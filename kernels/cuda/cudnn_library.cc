@@ -25,6 +25,8 @@ namespace {
 namespace fe = cudnn_frontend;
 using Tensor = std::shared_ptr<fe::graph::Tensor_attributes>;
 
+constexpr size_t kOldestVersion = 90500;
+
 std::string Describe(const SdpaPlanKey& key) {
   return absl::StrCat(
       key.heads, " heads over ", key.kv_heads, " of ", key.head_dim, ", ", key.queries,
@@ -253,14 +255,18 @@ absl::Status LoadLibrary() {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<SdpaLibrary>> OpenCudnn(const std::string& version) {
+std::string CudnnVersion() {
+  const size_t number = fe::detail::get_backend_version();
+  return absl::StrCat(number / 10000, ".", number / 100 % 100, ".", number % 100);
+}
+
+absl::StatusOr<std::unique_ptr<SdpaLibrary>> OpenCudnn() {
   UPIPE_RETURN_IF_ERROR(LoadLibrary());
-  const size_t number = fe::detail::get_backend_version();  // 91900
-  const std::string found = absl::StrCat(number / 10000, ".", number / 100 % 100);
-  if (found != version) {
+  if (fe::detail::get_backend_version() < kOldestVersion) {
     return absl::FailedPreconditionError(
-        absl::StrCat("the plan counts on the scratch of cuDNN ", version, ", this machine has ",
-                     found, "; install that one, or plan with attention kernel own"));
+        absl::StrCat("this machine has cuDNN ", CudnnVersion(),
+                     ", which has no 64-bit offsets of packed documents; install 9.5 or a later 9 "
+                     "(9.19 is what plans know), or take attention kernel own"));
   }
   cudnnHandle_t library = nullptr;
   const cudnnStatus_t status = fe::detail::create_handle(&library);

@@ -9,8 +9,12 @@
 
 namespace upipe::kernels {
 
-// Its context is the device current here. FailedPrecondition when no cuDNN 9 can be loaded, or it
-// is not `version`, "9.19", whose scratch a plan counts on.
-absl::StatusOr<std::unique_ptr<SdpaLibrary>> OpenCudnn(const std::string& version);
+// Its context is the device current here. FailedPrecondition when no cuDNN 9 can be loaded, or one
+// before 9.5, which cannot address packed documents by 64-bit offsets. What a later one has no plan
+// for is told call by call.
+absl::StatusOr<std::unique_ptr<SdpaLibrary>> OpenCudnn();
+
+// Of the library that was loaded: "9.19.0".
+std::string CudnnVersion();
 
 }  // namespace upipe::kernels

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/rounding.h"
 #include "common/status.h"
 #include "kernels/cuda/attention_merge.h"
 #include "kernels/cuda/sdpa_calls.h"
@@ -16,6 +17,9 @@
 
 namespace upipe::kernels {
 namespace {
+
+constexpr int64_t kScratchAlignment = 256;  // of what a library gets
+static_assert(cuda::kCudnnFixedBytes % kScratchAlignment == 0);
 
 // Of one head, the way to the next is nobody's; it must not make another key.
 SdpaStrides StridesOf(const TensorView& view, int64_t heads, int64_t head_step = 1) {
@@ -70,14 +74,18 @@ SdpaBound Bind(const SdpaCall& call, const Params& p) {
   key.stats_head = key.heads > 1 ? p.lse.stride[0] : p.q.shape[0];
   int64_t query = 0, kv = 0;
   if (call.ragged) {
-    int64_t queries = 0, keys = 0;
+    key.total_queries = p.q.shape[0];
+    key.total_keys = p.k.shape[0];
+    // Where more is known to come, the plan is for that.
+    const AttentionMask& mask = p.mask;
+    int64_t queries = std::min(mask.document_length_max, key.total_queries);
+    int64_t keys = std::min(mask.document_length_max, key.total_keys);
     for (const SdpaPiece& piece : call.pieces) {
       queries = std::max(queries, piece.queries());
       keys = std::max(keys, piece.keys());
     }
-    key.batch = SdpaBatch(static_cast<int64_t>(call.pieces.size()));
-    key.total_queries = p.q.shape[0];
-    key.total_keys = p.k.shape[0];
+    const auto documents = static_cast<int64_t>(call.pieces.size());
+    key.batch = SdpaBatch(std::max(documents, std::min(mask.documents_max, kSdpaDocumentsMax)));
     key.queries = SdpaLength(queries, key.total_queries);
     key.keys = SdpaLength(keys, key.total_keys);
   } else {
@@ -294,7 +302,7 @@ absl::Status SdpaAttention::Execute(const SdpaCall& call, SdpaBound& bound, Work
   if (plan->workspace_bytes() > scratch.size_bytes) {
     return absl::ResourceExhaustedError(absl::StrCat(
         "cuDNN's plan for this attention takes ", plan->workspace_bytes(), " bytes of scratch, ",
-        scratch.size_bytes, " are planned; plan the job again with this version's table"));
+        scratch.size_bytes, " are planned; submit the job again"));
   }
   if (call.ragged) {
     UPIPE_ASSIGN_OR_RETURN(char* device, library_->TableOf(stream));
@@ -308,7 +316,9 @@ absl::Status SdpaAttention::Run(const AttentionFwdParams& p, Workspace workspace
                                 const cuda::LaunchContext& context) {
   const SdpaCalls calls = SdpaCallsOf(p);
   Scratch scratch(workspace);
-  const Workspace library = {scratch.Take(cuda::kCudnnFixedBytes), cuda::kCudnnFixedBytes};
+  const int64_t left = workspace.size_bytes - OutputBytes(p) - LogSumExpBytes(p);
+  const int64_t library_bytes = left / kScratchAlignment * kScratchAlignment;
+  const Workspace library = {scratch.Take(library_bytes), library_bytes};
   const Outputs outputs = TakeOutputs(p, scratch);
   for (const SdpaCall& call : calls.calls) {
     SdpaBound bound = BindForward(call, p, outputs.o, outputs.lse);
@@ -354,7 +364,7 @@ absl::StatusOr<int64_t> SdpaAttention::ScratchBytes(const AttentionFwdParams& p)
                            PlanFor(BindForward(call, p, outputs.o, outputs.lse).key));
     most = std::max(most, plan->workspace_bytes());
   }
-  return most + OutputBytes(p) + LogSumExpBytes(p);
+  return RoundUp(most, kScratchAlignment) + OutputBytes(p) + LogSumExpBytes(p);
 }
 
 absl::StatusOr<int64_t> SdpaAttention::ScratchBytes(const AttentionBwdParams& p) {

@@ -77,10 +77,13 @@ class Planner {
   }
 
   void AddPiece(const Placed& at) {
-    const bool causal = mask_.causal && at.key_end - 1 > at.query;
+    // A query beside its own key alone needs no diagonal; of packed documents it goes with the
+    // rest.
+    const bool diagonal = bounded() ? at.key_end == at.query_end : at.key_end - 1 > at.query;
+    const bool causal = mask_.causal && diagonal;
     UPIPE_CHECK(!causal || at.key_end == at.query_end) << "a causal piece ends at its last query";
     SdpaMask mask = {.causal = causal};
-    if (window_ && at.query_end - 1 - at.key >= *window_) {
+    if (window_ && (at.query_end - 1 - at.key >= *window_ || (bounded() && causal))) {
       // Without a diagonal at its end the piece is looked at from its top left corner.
       mask.left = causal ? *window_ : *window_ - (at.query - at.key);
     }
@@ -93,10 +96,12 @@ class Planner {
       if (mask.causal && piece.keys() > piece.queries()) mask.bottom_right = true;
       AddSeeing({piece.query, piece.query_end});
     }
+    if (mask.causal && bounded()) mask.bottom_right = keys_.begin < queries_.begin;
     // Lengths in device memory lift cuDNN's rules that a left bound needs no fewer keys than
     // queries, and that there is more than one of either.
     const SdpaPiece& one = pieces[0];
-    const bool ragged = pieces.size() > 1 || (mask.left && one.queries() > one.keys()) ||
+    const bool ragged = bounded() || pieces.size() > 1 ||
+                        (mask.left && one.queries() > one.keys()) ||
                         (one.queries() == 1 && one.keys() == 1);
     for (size_t first = 0; first < pieces.size(); first += kSdpaDocumentsMax) {
       const size_t last = std::min(pieces.size(), first + kSdpaDocumentsMax);
@@ -130,6 +135,9 @@ class Planner {
     }
     return {all};
   }
+
+  // Packed documents: what kinds of calls there are, and their plans, depends on the runs alone.
+  bool bounded() const { return mask_.documents_max > 1; }
 
   void AddSeeing(SdpaCalls::Rows rows) { result_.seeing.push_back(rows); }
 

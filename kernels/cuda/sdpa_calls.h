@@ -3,7 +3,9 @@
 //
 // cuDNN knows causal masks whose diagonal begins in the top left or ends in the bottom right
 // corner, a left bound beside them, and batches of documents that lie behind one another in memory
-// (ragged). Runs of queries and keys at any two places are cut until that is enough. Windows
+// (ragged). Runs of queries and keys at any two places are cut until that is enough. Where the mask
+// bounds the documents to come, every call is ragged, and its plan is the same whatever documents
+// there are; but for the rectangles of a window that does not begin at its run's end. Windows
 // without causality, and what is not bf16, are left to the own kernel.
 #pragma once
 

@@ -4,7 +4,10 @@
 #include <set>
 #include <vector>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "common/rounding.h"
 #include "kernels/cuda/launch_shape.h"
 
@@ -13,6 +16,7 @@ namespace {
 
 // What the cuBLAS guide advises for Hopper (cublasSetWorkspace), as PyTorch does since its #120925.
 constexpr int64_t kMatmulBytes = int64_t{32} << 20;
+constexpr char kOwnBackward[] = ", own backward";
 constexpr int64_t kF32Bytes = 4, kBf16Bytes = 2, kF64Bytes = 8;
 
 // A partial row for each block of rows, and for those that another number of rows would have: plans
@@ -57,11 +61,11 @@ int64_t Bytes(const Params&, AttentionKernel) {
 int64_t Bytes(const MatmulParams&, AttentionKernel) { return kMatmulBytes; }
 
 int64_t Bytes(const AttentionFwdParams& p, AttentionKernel attention) {
-  return UsesCudnn(attention, p.q) ? CudnnForwardBytes(p) : 0;
+  return UsesCudnn(attention, p) ? CudnnForwardBytes(p) : 0;
 }
 
 int64_t Bytes(const AttentionBwdParams& p, AttentionKernel attention) {
-  return UsesCudnn(attention, p.q) ? CudnnBackwardBytes(p) : 0;
+  return UsesCudnn(attention, p) ? CudnnBackwardBytes(p) : 0;
 }
 
 int64_t Bytes(const RmsNormBwdParams& p, AttentionKernel) {
@@ -85,14 +89,27 @@ int64_t Bytes(const CrossEntropyParams& p, AttentionKernel) {
 
 absl::StatusOr<AttentionKernel> ParseAttentionKernel(const std::string& name) {
   if (name == kOwnAttention) return AttentionKernel::kOwn;
-  if (name == kCudnnAttention) return AttentionKernel::kCudnn;
-  return absl::InvalidArgumentError(absl::StrCat("unknown attention kernel \"", name,
-                                                 "\" of backend cuda; there are ", kOwnAttention,
-                                                 " and ", kCudnnAttention));
+  absl::string_view version = name;
+  const bool own_backward = absl::ConsumeSuffix(&version, kOwnBackward);
+  if (absl::ConsumePrefix(&version, "cudnn 9.") && !version.empty() &&
+      std::all_of(version.begin(), version.end(), absl::ascii_isdigit)) {
+    return own_backward ? AttentionKernel::kCudnnForward : AttentionKernel::kCudnn;
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "unknown attention kernel \"", name, "\" of backend cuda; there are ", kOwnAttention, ", ",
+      kCudnnAttention, " or another version of cuDNN 9, and ", kCudnnAttention, kOwnBackward));
 }
 
-bool UsesCudnn(AttentionKernel kernel, const TensorView& q) {
-  return kernel == AttentionKernel::kCudnn && q.dtype == DType::kBFloat16;
+std::string DeterministicAttention(const std::string& name) {
+  const bool other = name != kOwnAttention && !absl::EndsWith(name, kOwnBackward);
+  return other ? absl::StrCat(name, kOwnBackward) : name;
+}
+
+bool UsesCudnn(AttentionKernel kernel, const AttentionFwdParams& p) {
+  return kernel != AttentionKernel::kOwn && p.q.dtype == DType::kBFloat16;
+}
+bool UsesCudnn(AttentionKernel kernel, const AttentionBwdParams& p) {
+  return kernel == AttentionKernel::kCudnn && p.q.dtype == DType::kBFloat16;
 }
 
 int64_t WorkspaceBytes(const OpParams& params, AttentionKernel attention) {

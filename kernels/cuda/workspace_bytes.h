@@ -10,16 +10,24 @@
 
 namespace upipe::kernels::cuda {
 
-// The attention kernels there are. cuDNN's reads O in backward and knows bf16 only; fp32 is ours.
-enum class AttentionKernel { kOwn, kCudnn };
+// The attention kernels there are. cuDNN's backward reads O and adds in no fixed order;
+// kCudnnForward leaves it to our own, which gives the same bits every time. cuDNN knows bf16 only;
+// fp32 is ours.
+enum class AttentionKernel { kOwn, kCudnn, kCudnnForward };
 inline constexpr char kOwnAttention[] = "own";
 inline constexpr char kCudnnAttention[] = "cudnn 9.19";  // the version whose workspaces are known
 
-// InvalidArgument naming the kernels there are.
+// "own", "cudnn 9.19" or "cudnn 9.19, own backward". Of every cuDNN 9 the scratch is counted
+// as 9.19's until it was measured (kernels/api/scratch_table.h). InvalidArgument naming the kernels
+// there are.
 absl::StatusOr<AttentionKernel> ParseAttentionKernel(const std::string& name);
 
+// The one that gives the same bits every time and is nearest to `name`.
+std::string DeterministicAttention(const std::string& name);
+
 // True when the call goes to cuDNN.
-bool UsesCudnn(AttentionKernel kernel, const TensorView& q);
+bool UsesCudnn(AttentionKernel kernel, const AttentionFwdParams& p);
+bool UsesCudnn(AttentionKernel kernel, const AttentionBwdParams& p);
 
 int64_t WorkspaceBytes(const OpParams& params, AttentionKernel attention);
 

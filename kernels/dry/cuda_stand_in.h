@@ -12,6 +12,7 @@
 namespace upipe::kernels {
 
 // The attention kernels there are plans for.
+using cuda::DeterministicAttention;
 using cuda::kCudnnAttention;
 using cuda::kOwnAttention;
 

@@ -20,6 +20,9 @@ class DryOpTable final : public OpTable {
   int64_t WorkspaceBytes(const OpParams& params) const override {
     return stands_for_.WorkspaceBytes(params);
   }
+  int64_t CountedBytes(const OpParams& params) const override {
+    return stands_for_.CountedBytes(params);
+  }
   bool AttentionBwdReadsOutput() const override { return stands_for_.AttentionBwdReadsOutput(); }
   absl::Status Enqueue(const OpParams& params, Workspace workspace, Stream& stream) override;
 

@@ -97,11 +97,15 @@ absl::Status RepeatAll(const Settings& settings, Findings& findings) {
   return absl::OkStatus();
 }
 
-// Asks `ops` to ready the call; nothing runs.
+// Asks `ops` to ready the call, and holds its scratch to what plans count; nothing runs.
 void Ask(const std::string& name, const NamedOps& ops, const kernels::OpParams& params,
          Findings& findings) {
-  const absl::Status status = ops.ops->Prepare(params);
-  findings.Expect(status.ok(), name, std::string(status.message()));
+  const absl::StatusOr<int64_t> bytes = ops.ops->Prepare(params);
+  const int64_t planned = ops.ops->WorkspaceBytes(params);
+  findings.Expect(bytes.ok() && *bytes <= planned, name,
+                  bytes.ok() ? absl::StrCat("takes ", *bytes, " bytes of scratch, ", planned,
+                                            " are planned")
+                             : std::string(bytes.status().message()));
 }
 
 // At addresses nobody touches: sizes far beyond the device's memory may be asked for.

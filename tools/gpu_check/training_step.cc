@@ -3,10 +3,9 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "common/status.h"
+#include "engine/train/rank_run.h"
 #include "tests/support/engine/engine_harness.h"
 #include "tools/gpu_check/machine.h"
 #include "tools/gpu_check/parts.h"
@@ -39,13 +38,6 @@ v1::JobSpec StepSpec(const Settings& settings, int64_t tokens) {
   return spec;
 }
 
-// "cudnn 9.19" of a plan's "cuda cudnn 9.19 bf16".
-std::string AttentionKernelOf(const v1::RunPlan& plan) {
-  const std::vector<std::string> words = absl::StrSplit(plan.attention_kernel(), ' ');
-  if (words.size() < 3) return "own";
-  return absl::StrJoin(words.begin() + 1, words.end() - 1, " ");
-}
-
 void ReportMemory(const v1::RunPlan& plan, const kernels::MemoryStats& stats,
                   std::optional<int64_t> in_use, Findings& findings) {
   const v1::MemoryUsage& planned = plan.ranks(0).memory();
@@ -75,7 +67,7 @@ absl::Status RunSteps(const Settings& settings, int64_t tokens, Findings& findin
   const std::optional<int64_t> before = DeviceBytesInUse();
   const testing::Sequence sequence = testing::MakeSequence(plan.spec(), 1);
   const auto adjust = [&](int, kernels::DeviceOptions& options) {
-    options.attention_kernel = AttentionKernelOf(plan);
+    options.attention_kernel = train::AttentionKernelOf(plan);
   };
   return testing::RunRanks(
       {.plan = plan, .adjust = adjust}, [&](testing::Rank rank) -> absl::Status {

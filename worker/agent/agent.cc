@@ -642,6 +642,9 @@ void Decision::On(const ProcessExited& event) {
   }
   if (exit.exit_code.has_value()) rank.report.set_exit_code(*exit.exit_code);
   if (exit.signal.has_value()) rank.report.set_signal(*exit.signal);
+  if (exit.exit_code.has_value() && rank.finished.has_value() && rank.finished->has_measured()) {
+    *rank.report.mutable_measured() = rank.finished->measured();
+  }
   rank.report.set_signal_sent_by_worker(SignalSentByWorker(rank, exit));
   out_.push_back(RecordExit{ended_well                       ? RankOutcome::kFinished
                             : on_notice                      ? RankOutcome::kLeftOnNotice

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <random>
 #include <string>
 
 #include "kernels/cuda/workspace_bytes.h"
@@ -160,6 +161,20 @@ TEST_P(SdpaAttentionTest, BackwardWithinTheBound) {
   ExpectMatchesReference([](Memory& memory) { return BackwardCallWithOutput(GetParam(), memory); });
 }
 
+// The same where more documents are to come than the call has: always ragged, always the same plan.
+template <typename Params>
+Params Bounded(Params p) {
+  p.mask.documents_max = 700;
+  p.mask.document_length_max = p.mask.total;
+  return p;
+}
+
+TEST_P(SdpaAttentionTest, BoundedDocumentsWithinTheBound) {
+  ExpectMatchesReference([](Memory& memory) { return Bounded(ForwardCall(GetParam(), memory)); });
+  ExpectMatchesReference(
+      [](Memory& memory) { return Bounded(BackwardCallWithOutput(GetParam(), memory)); });
+}
+
 INSTANTIATE_TEST_SUITE_P(Cases, SdpaAttentionTest, ::testing::ValuesIn(Cases()),
                          [](const auto& info) { return info.param.name; });
 
@@ -268,6 +283,47 @@ TEST(SdpaAttention, PackedDocumentsShareAPlanAndItsScratch) {
   EXPECT_EQ(library->made().size(), 2u) << "more documents take a larger batch";
   EXPECT_EQ(library->made()[1].batch, 64);
   EXPECT_EQ(library->made()[1].total_queries, kMi);
+}
+
+// What is readied at the start serves every step: no plan is made when documents are met.
+TEST(SdpaAttention, BoundedDocumentsNeedNoOtherPlanThanTheStartMade) {
+  struct Runs {
+    PositionRun queries, keys;
+    size_t plans;  // a diagonal, rectangles, or both
+  };
+  for (const Runs& runs : {Runs{{0, 8192}, {0, 8192}, 1}, Runs{{4096, 8192}, {0, 8192}, 1},
+                           Runs{{4096, 8192}, {0, 4096}, 1}, Runs{{0, 8192}, {0, 6000}, 2}}) {
+    FakeSdpa* library = new FakeSdpa();
+    SdpaAttention attention{std::unique_ptr<SdpaLibrary>(library)};
+    const auto ask = [&](const std::vector<int64_t>& documents, int64_t longest) {
+      AttentionFwdParams p = Long(runs.queries, runs.keys, documents);
+      p.mask.documents_max = 300;
+      p.mask.document_length_max = longest;
+      EXPECT_TRUE(attention.ScratchBytes(p).ok());
+    };
+    constexpr int64_t kLongest = 3000;
+    for (const int64_t first : {kLongest, kLongest / 2 + 1}) {  // as CheckWorkspaces does
+      std::vector<int64_t> documents = {0};
+      for (int64_t at = first; at < 8192; at += kLongest) documents.push_back(at);
+      ask(documents, kLongest);
+    }
+    EXPECT_EQ(library->made().size(), runs.plans);
+    for (const auto& key : library->made()) {
+      EXPECT_TRUE(key.ragged);
+      EXPECT_EQ(key.batch, kSdpaDocumentsMax) << "of up to 300 documents";
+    }
+    std::mt19937_64 random(5);
+    for (int step = 0; step < 200; ++step) {
+      std::vector<int64_t> documents = {0};
+      while (documents.back() < 8192) {
+        documents.push_back(documents.back() + 1 + static_cast<int64_t>(random() % kLongest));
+        if (step % 3 == 0) documents.push_back(documents.back() + 1);  // of one token
+      }
+      while (documents.back() >= 8192) documents.pop_back();
+      ask(documents, kLongest);
+    }
+    EXPECT_EQ(library->made().size(), runs.plans) << "made in a step";
+  }
 }
 
 TEST(SdpaAttention, TakesWhatCudnnCan) {

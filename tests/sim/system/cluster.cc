@@ -268,11 +268,16 @@ v1::PlanResult Cluster::PlanOf(const v1::JobSpec& spec) const {
 }
 
 void Cluster::Do(coordinator::StartPlanner& action) {
-  world_.After(actor_, world_.Millis(1, 80), [this, id = action.job_id, spec = action.spec] {
+  world_.After(actor_, world_.Millis(1, 80), [this, start = action] {
     if (world_.Mishap(4)) {
-      return Decide(coordinator::PlanFinished{id, absl::InternalError("the planner crashed")});
+      return Decide(
+          coordinator::PlanFinished{start.job_id, absl::InternalError("the planner crashed")});
     }
-    Decide(coordinator::PlanFinished{id, PlanOf(spec)});
+    v1::PlanResult result = PlanOf(start.spec);
+    if (start.earlier != nullptr) {
+      *result.mutable_plan()->mutable_measured() = start.earlier->measured();
+    }
+    Decide(coordinator::PlanFinished{start.job_id, std::move(result)});
   });
 }
 
@@ -476,6 +481,7 @@ Gang& Cluster::GangOf(const v1::StartRank& start) {
   if (world_.Mishap(2)) gang->deaf_rank = rank;
   if (world_.Mishap(2)) gang->wrong_hash_rank = rank;
   if (world_.Mishap(4)) gang->forgets_final = true;
+  if (world_.Mishap(5)) gang->short_rank = rank;
   return *gang;
 }
 

@@ -96,6 +96,9 @@ void Trainer::Restore() {
     }
   }
   if (gang_.deaf_rank == key_.rank) return;
+  if (gang_.short_rank == key_.rank) {
+    return world_.After(actor_, world_.Millis(1, 100), [this] { FallShort(); });
+  }
   world_.After(actor_, world_.Millis(5, 200), [this] { GetReady(); });
 }
 
@@ -379,6 +382,21 @@ void Trainer::Leave(absl::StatusCode code, const std::string& why, bool peer_fai
   Send(std::move(message));
   world_.After(actor_, world_.Millis(1, 30),
                [this, code] { Exit(code == absl::StatusCode::kOk ? 0 : 1); });
+}
+
+void Trainer::FallShort() {
+  if (!running() || phase_ == Phase::kLeaving) return;
+  phase_ = Phase::kLeaving;
+  v1::TrainerMessage message;
+  v1::TrainerFinished& finished = *message.mutable_finished();
+  finished.set_code(static_cast<int>(absl::StatusCode::kResourceExhausted));
+  finished.set_message("attention_bwd takes 9 bytes of scratch, 5 are planned");
+  v1::MeasuredWorkspaces::Op& op = *finished.mutable_measured()->add_ops();
+  op.set_op("attention_bwd");
+  op.set_counted_bytes(5);
+  op.set_measured_bytes(9);
+  Send(std::move(message));
+  world_.After(actor_, world_.Millis(1, 30), [this] { Exit(1); });
 }
 
 void Trainer::Kill() {

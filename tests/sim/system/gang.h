@@ -49,6 +49,7 @@ struct Gang {
   // What is wrong with it from the start.
   int deaf_rank = -1;  // never gets ready
   int wrong_hash_rank = -1;
+  int short_rank = -1;         // its libraries take more than the plan counted
   bool stuck = false;          // the communicator stands still
   bool forgets_final = false;  // exits 0 although the last manifest failed
   absl::Duration step_time;
@@ -129,6 +130,7 @@ class Trainer {
   void WriteSummary(int64_t step);
   void WriterDone(int64_t step, const std::string& problem);
   void Leave(absl::StatusCode code, const std::string& why, bool peer_failure = false);
+  void FallShort();
   void LeaveWhenWritten(absl::StatusCode code);
   void End();
   void Moved(const char* pass);

@@ -265,6 +265,9 @@ void Observer::CheckTransition(const Job& job, const JobView& before) {
     Violate(job, absl::StrCat("was cancelled and is ", v1::JobState_Name(record.state())));
   }
   if (placed) CheckPlaced(job, before);
+  if (record.state() == v1::JOB_STATE_PLANNING && before.state == v1::JOB_STATE_STOPPING) {
+    CheckPlannedAgain(job);
+  }
   const bool active = coordinator::IsTerminal(record.state()) == false &&
                       record.state() != v1::JOB_STATE_QUEUED &&
                       record.state() != v1::JOB_STATE_PLANNING;
@@ -282,6 +285,17 @@ void Observer::CheckTransition(const Job& job, const JobView& before) {
     if (gang == cluster_.gangs().end()) return Violate(job, "runs and was never launched");
     if (gang->second->wrong_hash_rank >= 0) Violate(job, "runs two plans");
   }
+}
+
+// Only because a rank of it said why, once in its life.
+void Observer::CheckPlannedAgain(const Job& job) {
+  if (!job.record.has_measured()) Violate(job, "is planned again and nothing was measured");
+  if (job.plan->has_measured()) Violate(job, "is planned a third time");
+  const bool fell_short =
+      std::any_of(cluster_.gangs().begin(), cluster_.gangs().end(), [&](const auto& gang) {
+        return gang.second->job_id == job.record.id() && gang.second->short_rank >= 0;
+      });
+  if (!fell_short) Violate(job, "is planned again and no plan of it fell short");
 }
 
 // --- placing ---

@@ -82,6 +82,7 @@ class Observer {
   void CheckRanks(const coordinator::Job& job, const JobView& before);
   void CheckCheckpoints(const coordinator::Job& job, const JobView& before);
   void CheckBudgets(const coordinator::Job& job);
+  void CheckPlannedAgain(const coordinator::Job& job);
   void CheckPlaced(const coordinator::Job& job, const JobView& before);
   void CheckOrder(const coordinator::Job& placed);
   void CheckClosed(const coordinator::Job& job);

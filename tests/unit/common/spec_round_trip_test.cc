@@ -45,6 +45,7 @@ class SpecMaker {
     if (Maybe()) train.set_memory_per_rank(Whole(1, int64_t{1} << 50));
     if (Maybe()) train.set_dtype(Maybe() ? v1::DTYPE_BF16 : v1::DTYPE_FP32);
     if (Maybe()) train.set_selfcheck(Maybe());
+    if (Maybe()) train.set_deterministic(Maybe());
     if (Maybe()) train.set_gradient_accumulation(Whole(1, 1 << 20));
     if (Maybe()) spec.mutable_data()->set_documents(static_cast<v1::Documents>(Whole(1, 3)));
     if (Maybe()) {

@@ -306,6 +306,34 @@ TEST(SequenceSourceDocuments, StartsOutOfOrderAreDataLoss) {
             absl::StatusCode::kInvalidArgument);
 }
 
+// Over every place a window may have, by looking at each.
+TEST(SequenceSourceDocuments, TheirBoundsHoldWhereverAWindowLies) {
+  const std::vector<std::vector<uint64_t>> shards = {
+      {0}, {0, 1}, {0, 199}, {0, 3, 4, 5, 90, 91, 150}, {0, 10, 20, 30, 40, 50, 60, 70, 80, 90}};
+  for (const std::vector<uint64_t>& starts : shards) {
+    const std::vector<uint16_t> tokens(200, 1);
+    const TokenShard shard = *ShardFromBytes(ShardBytes(tokens, starts));
+    for (const int64_t context : {1, 2, 7, 30, 64, 199}) {
+      int64_t documents_max = 0, tokens_max = 0;
+      for (int64_t begin = 0; begin + context <= 200; ++begin) {
+        int64_t documents = 1, length = 1;
+        for (int64_t at = begin + 1; at < begin + context; ++at) {
+          const bool start = std::count(starts.begin(), starts.end(), static_cast<uint64_t>(at));
+          documents += start ? 1 : 0;
+          length = start ? 1 : length + 1;
+          tokens_max = std::max(tokens_max, length);
+        }
+        tokens_max = std::max<int64_t>(tokens_max, 1);
+        documents_max = std::max(documents_max, documents);
+      }
+      const DocumentBounds bounds = DocumentBoundsOf(shard, context);
+      EXPECT_GE(bounds.documents_max, documents_max) << starts.size() << ", " << context;
+      EXPECT_LE(bounds.documents_max, documents_max + 1) << starts.size() << ", " << context;
+      EXPECT_EQ(bounds.tokens_max, tokens_max) << starts.size() << ", " << context;
+    }
+  }
+}
+
 TEST(RotaryPositions, RestartInEveryDocument) {
   const std::vector<int64_t> documents = {0, 3, 4, 9};
   const std::vector<int64_t> all = {0, 1, 2, 0, 0, 1, 2, 3, 4, 0, 1, 2};

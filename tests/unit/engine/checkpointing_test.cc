@@ -284,5 +284,24 @@ TEST_F(CheckpointingTest, AShardThatSpoilsAfterTheChoiceFailsByName) {
               AllOf(HasSubstr("rank-1.shard"), HasSubstr("damaged")));
 }
 
+// Which promise a run that goes on keeps, by what its manifest and its plan say.
+TEST(WhyNotBitIdentical, NamesWhatIsUnlike) {
+  v1::RunPlan plan = *MakePlan(MakeSpec({}));
+  v1::CheckpointManifest stored = train::CheckpointFacts(plan);
+  stored.add_shards()->set_arithmetic("AVX2");
+  EXPECT_EQ(train::WhyNotBitIdentical(stored, plan, 0, "AVX2"), "");
+  EXPECT_EQ(train::WhyNotBitIdentical(stored, plan, 0, "AVX3"),
+            "rank 0 computed with AVX2 and goes on with AVX3");
+  v1::CheckpointManifest by_another = stored;
+  by_another.set_attention_kernel("cuda cudnn 9.19 bf16");
+  EXPECT_EQ(train::WhyNotBitIdentical(by_another, plan, 0, "AVX2"),
+            "attention was done by cuda cudnn 9.19 bf16 and is by cpu own fp32");
+  by_another.clear_attention_kernel();  // of an earlier release
+  EXPECT_EQ(train::WhyNotBitIdentical(by_another, plan, 0, "AVX2"), "");
+  plan.set_bit_identical(false);
+  EXPECT_THAT(train::WhyNotBitIdentical(stored, plan, 0, "AVX2"),
+              HasSubstr("adds in no fixed order; train.deterministic: true keeps the bits"));
+}
+
 }  // namespace
 }  // namespace upipe::testing

@@ -10,7 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/device_factory.h"
+#include "kernels/api/scratch_table.h"
+#include "kernels/backends.h"
 
 namespace upipe::kernels {
 namespace {
@@ -98,6 +99,47 @@ TEST(CudaStandIn, OwnAttentionAndFp32TakeNoScratch) {
   Shape fp32 = shape;
   fp32.dtype = DType::kFloat32;
   EXPECT_EQ(cudnn->WorkspaceBytes(Backward(fp32)), 0);
+}
+
+// A deterministic job's: cuDNN forward, our own backward.
+TEST(CudaStandIn, TheOwnBackwardTakesNoScratchBehindCudnnsForward) {
+  const Shape shape = {.queries = kMi, .keys = kMi, .heads = 4, .kv_heads = 1, .merge = true};
+  EXPECT_EQ(DeterministicAttention(kOwnAttention), kOwnAttention);
+  const std::string name = DeterministicAttention(kCudnnAttention);
+  EXPECT_EQ(DeterministicAttention(name), name);
+  const auto mixed = Table(name.c_str()), cudnn = Table(kCudnnAttention);
+  EXPECT_FALSE(mixed->AttentionBwdReadsOutput());
+  EXPECT_EQ(mixed->WorkspaceBytes(Backward(shape)), 0);
+  EXPECT_EQ(mixed->WorkspaceBytes(Forward(shape)), cudnn->WorkspaceBytes(Forward(shape)));
+}
+
+TEST(CudaStandIn, OtherVersionsAreCountedAsTheKnownOne) {
+  const Shape shape = {.queries = kMi, .keys = kMi};
+  EXPECT_EQ(Table("cudnn 9.25")->WorkspaceBytes(Backward(shape)),
+            Table(kCudnnAttention)->WorkspaceBytes(Backward(shape)));
+  for (const char* name : {"cudnn 9.", "cudnn 10.1", "cudnn 9.19 own", "own, own backward"}) {
+    EXPECT_FALSE(CreateCudaStandIn(name).ok()) << name;
+  }
+}
+
+TEST(MeasuredScratch, IsWhatTheShapeTookOrTheWorstOfItsOp) {
+  const Shape measured = {.queries = kMi, .keys = kMi}, other = {.queries = 2 * kMi, .keys = kMi};
+  const auto formula = Table(kCudnnAttention);
+  const auto counted = [&](const Shape& shape) { return formula->WorkspaceBytes(Backward(shape)); };
+  ScratchTable table;
+  table.Add(*ScratchShapeOf(Backward(measured)),
+            {.counted = counted(measured), .measured = 3 * counted(measured)});
+  const Shape less = {.queries = kMi, .keys = kKi};
+  table.Add(*ScratchShapeOf(Backward(less)), {.counted = counted(less), .measured = 5});
+  const auto dry = *CreateDryDevice("cuda", kCudnnAttention, table);
+  OpTable& ops = dry->ops();
+  EXPECT_EQ(ops.WorkspaceBytes(Backward(measured)), 3 * counted(measured));
+  EXPECT_EQ(ops.WorkspaceBytes(Backward(less)), counted(less)) << "never below the formula";
+  EXPECT_EQ(ops.WorkspaceBytes(Backward(other)), 3 * counted(other)) << "nobody measured it";
+  EXPECT_EQ(ops.CountedBytes(Backward(measured)), counted(measured));
+  EXPECT_EQ(ops.WorkspaceBytes(Forward(measured)), formula->WorkspaceBytes(Forward(measured)));
+  EXPECT_TRUE(ops.AttentionBwdReadsOutput());
+  EXPECT_FALSE(ScratchShapeOf(FillParams{}).has_value()) << "ours";
 }
 
 TEST(CudaStandIn, ProductsTakeCublasesAndReductionsTheirPartials) {

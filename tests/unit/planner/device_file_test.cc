@@ -94,6 +94,11 @@ const Case kCases[] = {
     {"name: h100", "name: ../h100", {"d.yaml:1: name: must be 1 to 64 letters, digits, '.' or"}},
     {"backend: cuda", "backend: rocm", {"d.yaml:2: backend: must be cpu or cuda"}},
     {"kernel: cudnn 9.19", "kernel: flash", {"d.yaml:3: attention_kernel: must be own, or cudnn"}},
+    {"attention_kernel: cudnn 9.19\n",
+     "attention_kernel: own\nattention_own_bf16: [{length: 1K, forward_flops: 1, backward_flops: "
+     "1, "
+     "source: s}]\n",
+     {"d.yaml:4: attention_own_bf16: is for devices whose attention_kernel is another"}},
     {"kernel: cudnn 9.19", "kernel: cudnn 9.", {"d.yaml:3: attention_kernel: must be own, or"}},
     {"bytes: 79.6GiB", "bytes: 79.6GB", {"d.yaml:4: memory.bytes: '79.6GB' is not a number of"}},
     {"bytes: 79.6GiB", "bytes: 0", {"d.yaml:4: memory.bytes: 0 is outside 1 to 1024TiB"}},

@@ -21,6 +21,9 @@
 #include "common/spec/job_spec.h"
 #include "common/spec/yaml_spec.h"
 #include "engine/parallel/mesh.h"
+#include "engine/train/rank_run.h"
+#include "kernels/api/dtype.h"
+#include "planner/device_file.h"
 #include "planner/notes.h"
 #include "planner/render.h"
 
@@ -295,6 +298,91 @@ TEST(Plan, CudaIsPlannedAndNotRun) {
   EXPECT_EQ(plan->attention_kernel(), "cuda cudnn 9.19 bf16");
   EXPECT_GT(plan->budget().reserved_bytes(), 0);
   EXPECT_GT(plan->budget().host_bytes(), 0);
+}
+
+v1::RunPlan CudaPlan(std::vector<std::string> overrides, PlanLimits limits = {}) {
+  overrides.insert(overrides.begin(), {"parallel.backend=cuda", "train.dtype=bf16"});
+  limits.check_data = false;
+  limits.must_run = false;
+  const auto plan = MakeRunPlan(Spec(overrides), limits);
+  UPIPE_CHECK(plan.ok()) << plan.status();
+  return *plan;
+}
+
+// On cuda a choice between bits and time; the plan counts the kernel that will run, and says which
+// promise holds.
+TEST(Plan, DeterministicOnCudaIsAnotherKernelWithoutScratch) {
+  const v1::RunPlan fast = CudaPlan({"train.context=64K"});
+  EXPECT_FALSE(fast.spec().train().deterministic());
+  EXPECT_FALSE(fast.bit_identical());
+  EXPECT_THAT(fast.notes(),
+              Contains(HasSubstr("within the same-precision bound, not bit for bit")));
+  const v1::RunPlan exact = CudaPlan({"train.context=64K", "train.deterministic=true"});
+  EXPECT_EQ(exact.attention_kernel(), "cuda cudnn 9.19, own backward bf16");
+  EXPECT_EQ(train::AttentionKernelOf(exact), "cudnn 9.19, own backward") << "what the rank runs";
+  EXPECT_TRUE(exact.bit_identical());
+  EXPECT_NE(exact.plan_hash(), fast.plan_hash());
+  EXPECT_LT(Needed(exact), Needed(fast)) << "no dQ in fp32, no bf16 gradients beside";
+  EXPECT_THAT(exact.notes(), Contains(AllOf(HasSubstr("bit-identical on equal GPU model"),
+                                            HasSubstr("its rate is not known on h100-80gb"))));
+  const v1::RunPlan fp32 = CudaPlan({"train.dtype=fp32"});
+  EXPECT_TRUE(fp32.bit_identical()) << "the own kernel does it anyway";
+}
+
+TEST(Plan, TheCpuKeepsTheBitsEitherWay) {
+  const v1::RunPlan plan = Plan({});
+  EXPECT_TRUE(plan.spec().train().deterministic());
+  EXPECT_TRUE(plan.bit_identical());
+  const v1::RunPlan off = Plan({"train.deterministic=false"});
+  EXPECT_TRUE(off.bit_identical());
+  EXPECT_EQ(Needed(off), Needed(plan));
+  EXPECT_THAT(off.notes(), Contains(HasSubstr("nothing here is faster for giving it up")));
+}
+
+// A deterministic job's backward is timed at the own kernel's rate where a description has it.
+TEST(Plan, TheOwnKernelsTimeIsToldWhereItIsKnown) {
+  v1::DeviceFile device = *FindDevice("h100-80gb", "");
+  const auto backward = [&](const std::string& deterministic) {
+    const v1::RunPlan plan = CudaPlan({"train.context=64K", "train.deterministic=" + deterministic},
+                                      {.device = &device});
+    for (const auto& part : plan.step_time().parts()) {
+      if (part.name() == "attention backward") return part.seconds();
+    }
+    return 0.0;
+  };
+  const double library = backward("false");
+  EXPECT_EQ(backward("true"), library) << "not known: a bound from below";
+  v1::DeviceFile::AttentionRate& rate = *device.add_attention_own_bf16();
+  rate.set_length(1024);
+  rate.set_forward_flops(1e12);
+  rate.set_backward_flops(1e12);
+  EXPECT_EQ(backward("false"), library);
+  EXPECT_GT(backward("true"), 10 * library);
+}
+
+constexpr int64_t kBf16 = static_cast<int64_t>(kernels::DType::kBFloat16);
+
+// What a worker measured beyond the formulas is planned with, op by op and shape by shape.
+TEST(Plan, MeasuredScratchIsCounted) {
+  const v1::RunPlan before = CudaPlan({"train.context=64K"});
+  PlanLimits limits;
+  v1::MeasuredWorkspaces::Op& op = *limits.measured.add_ops();
+  op.set_op("attention_bwd");
+  // Queries, heads, head size, keys, K/V heads, storage type.
+  for (const int64_t size : std::initializer_list<int64_t>{64 << 10, 1, 8, 64 << 10, 1, kBf16}) {
+    op.add_shape(size);
+  }
+  op.set_counted_bytes(1000);
+  op.set_measured_bytes(int64_t{1} << 30);
+  limits.measured.set_libraries("NVIDIA H200, cuDNN 9.25.0");
+  const v1::RunPlan after = CudaPlan({"train.context=64K"}, limits);
+  EXPECT_NE(after.plan_hash(), before.plan_hash());
+  EXPECT_GE(Needed(after), int64_t{1} << 30);
+  EXPECT_LT(Needed(before), int64_t{1} << 29);
+  EXPECT_EQ(after.measured().ops_size(), 1);
+  EXPECT_THAT(after.notes(),
+              Contains(AllOf(HasSubstr("NVIDIA H200, cuDNN 9.25.0: attention_bwd takes 1.0 GiB"),
+                             HasSubstr("where 1000 B were counted"))));
 }
 
 // No node has more devices than the description says, and every node as many.
