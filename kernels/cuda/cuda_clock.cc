@@ -64,10 +64,10 @@ absl::StatusOr<CudaClock::Point> CudaClock::Record(CudaStreamHandle stream) {
 }
 
 absl::StatusOr<std::optional<int64_t>> CudaClock::NanosOf(const Point& point) {
-  for (CudaEventHandle event : {point.base_->event.get(), point.event_.get()}) {
-    UPIPE_ASSIGN_OR_RETURN(const bool done, runtime_->EventDone(event));
-    if (!done) return std::nullopt;
-  }
+  UPIPE_ASSIGN_OR_RETURN(const bool done, runtime_->EventDone(point.event_.get()));
+  if (!done) return std::nullopt;
+  // Recorded before, on a stream that has nothing else to do.
+  UPIPE_RETURN_IF_ERROR(runtime_->SynchronizeEvent(point.base_->event.get()));
   UPIPE_ASSIGN_OR_RETURN(const int64_t since,
                          runtime_->NanosBetween(point.base_->event.get(), point.event_.get()));
   return point.base_->nanos + since;

@@ -106,8 +106,8 @@ TEST(StepLine, ASmallReportIsAShortLine) {
       FormatStepLine(line),
       R"({"rank":0,"step":1,"total_steps":0,"loss":5.5,"grad_norm":0.0,"learning_rate":0.0,)"
       R"("skipped":false,"skipped_steps_total":0,"tokens":0,"tokens_per_second":0.0,)"
-      R"("step_seconds":0.0,"comm_seconds":0.0,"data_seconds":0.0,"stages":{},"hidden_seconds":0.0,)"
-      R"("comm":{},"unix_millis":0,)"
+      R"("step_seconds":0.0,"comm_seconds":0.0,"data_seconds":0.0,"stages":{},)"
+      R"("hidden_seconds":0.0,"comm":{},"unix_millis":0,)"
       R"("sent_to_peer_bytes":[],"loss_by_position":[],"memory":{"current_bytes":0,)"
       R"("peak_bytes":0,"attention_peak_bytes":0,"arena_bytes":0,"peak_moment":"",)"
       R"("tags":{}}})");

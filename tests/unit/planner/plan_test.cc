@@ -296,6 +296,7 @@ TEST(Plan, CudaIsPlannedAndNotRun) {
   ASSERT_TRUE(plan.ok()) << plan.status();
   EXPECT_EQ(plan->device(), "h100-80gb");
   EXPECT_EQ(plan->attention_kernel(), "cuda cudnn 9.19 bf16");
+  EXPECT_EQ(plan->peak_flops(), 989.4e12);
   EXPECT_GT(plan->budget().reserved_bytes(), 0);
   EXPECT_GT(plan->budget().host_bytes(), 0);
 }
@@ -403,6 +404,15 @@ TEST(Plan, DevicesThatAreUnknownOrOfAnotherBackendAreNamed) {
               HasSubstr("h100-80gb"));
   EXPECT_THAT(std::string(TryPlan({"parallel.device=h200"}).status().message()),
               HasSubstr("device h200 is of backend cuda and parallel.backend is cpu"));
+}
+
+// The description's is of bf16, and that of the cpu has none.
+TEST(Plan, ThePeakIsToldWhereItIsKnown) {
+  EXPECT_EQ(Plan({}).peak_flops(), 0);
+  EXPECT_EQ(Plan({"train.dtype=bf16"}).peak_flops(), 0);
+  const auto fp32 = MakeRunPlan(Spec({"parallel.backend=cuda", "train.dtype=fp32"}),
+                                {.check_data = false, .must_run = false});
+  EXPECT_EQ(fp32.ok() ? fp32->peak_flops() : 0, 0);
 }
 
 TEST(Plan, ItsOwnLimitCountsToo) {
