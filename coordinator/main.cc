@@ -249,6 +249,23 @@ Loop::Options LoopOptionsOf(const Flags& flags, const std::string& metrics_addre
   return options;
 }
 
+// Null when none is asked for; `flags` then knows the port in use.
+absl::StatusOr<std::unique_ptr<HealthServer>> ListenForProbes(Flags& flags) {
+  if (flags.health_listen.empty()) return nullptr;
+  auto health = HealthServer::Listen(flags.health_listen, flags.insecure_listen);
+  if (health.ok()) flags.health_listen = (*health)->address();
+  return health;
+}
+
+absl::StatusOr<std::unique_ptr<Metrics>> ServeMetrics(const Flags& flags) {
+  if (!flags.insecure_listen && !IsLoopback(flags.metrics_listen)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("metrics are plaintext and served on loopback only, not on ",
+                     flags.metrics_listen, "; use 127.0.0.1 or give --insecure-listen"));
+  }
+  return Metrics::Serve({flags.metrics_listen, UPIPE_VERSION});
+}
+
 absl::Status Serve(Flags flags) {
   sigset_t signals;
   sigemptyset(&signals);
@@ -257,12 +274,7 @@ absl::Status Serve(Flags flags) {
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   signal(SIGPIPE, SIG_IGN);
   UPIPE_RETURN_IF_ERROR(TimingOf(flags).Validate());
-  std::unique_ptr<HealthServer> health;
-  if (!flags.health_listen.empty()) {
-    UPIPE_ASSIGN_OR_RETURN(health,
-                           HealthServer::Listen(flags.health_listen, flags.insecure_listen));
-    flags.health_listen = health->address();
-  }
+  UPIPE_ASSIGN_OR_RETURN(const std::unique_ptr<HealthServer> health, ListenForProbes(flags));
   UPIPE_RETURN_IF_ERROR(MakeStateDir(flags.state_dir));
   UPIPE_RETURN_IF_ERROR(FindPlanner(flags));
   UPIPE_ASSIGN_OR_RETURN(std::unique_ptr<SqliteStore> store, SqliteStore::Open(flags.store()));
@@ -272,13 +284,7 @@ absl::Status Serve(Flags flags) {
   if (const absl::Status room = ballast.Check(); !room.ok()) {
     UPIPE_LOG(WARNING) << room.message();
   }
-  if (!flags.insecure_listen && !IsLoopback(flags.metrics_listen)) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("metrics are plaintext and served on loopback only, not on ",
-                     flags.metrics_listen, "; use 127.0.0.1 or give --insecure-listen"));
-  }
-  UPIPE_ASSIGN_OR_RETURN(std::unique_ptr<Metrics> metrics,
-                         Metrics::Serve({flags.metrics_listen, UPIPE_VERSION}));
+  UPIPE_ASSIGN_OR_RETURN(std::unique_ptr<Metrics> metrics, ServeMetrics(flags));
   const std::string jobs_dir = flags.state_dir + "/jobs";
   StepRecorder steps({.jobs_dir = jobs_dir, .min_free_bytes = kMetricsLeaveBytes});
   LogRelay logs(jobs_dir);

@@ -91,20 +91,18 @@ absl::StatusOr<std::string> MetricsRegistry::Serve(const std::string& listen) {
   }
 }
 
-void GaugeGroup::Set(const Gauges& family, const std::vector<std::string>& values, double value) {
+void GaugeGroup::Set(const Gauges& family, std::vector<std::string> values, double value) {
+  for (const Series& known : series_) {
+    if (known.family == family && known.values == values) return known.gauge->Set(value);
+  }
   prometheus::Gauge& gauge = family.At(values);
   gauge.Set(value);
-  for (auto& [known, gauges] : families_) {
-    if (known == family) return void(gauges.insert(&gauge));
-  }
-  families_.push_back({family, {&gauge}});
+  series_.push_back({family, std::move(values), &gauge});
 }
 
 void GaugeGroup::Clear() {
-  for (auto& [family, gauges] : families_) {
-    for (prometheus::Gauge* gauge : gauges) family.Remove(*gauge);
-  }
-  families_.clear();
+  for (const Series& series : series_) series.family.Remove(*series.gauge);
+  series_.clear();
 }
 
 std::string MetricTables(const std::vector<MetricDescriptor>& descriptors,

@@ -10,7 +10,6 @@
 
 #include <memory>
 #include <mutex>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -101,12 +100,17 @@ class MetricsRegistry {
 // Gauges that come and go together: those of one attempt, one job. Not thread-safe.
 class GaugeGroup {
  public:
-  void Set(const Gauges& family, const std::vector<std::string>& values, double value);
+  void Set(const Gauges& family, std::vector<std::string> values, double value);
   // No series of the group is left.
   void Clear();
 
  private:
-  std::vector<std::pair<Gauges, std::set<prometheus::Gauge*>>> families_;
+  struct Series {
+    Gauges family;
+    std::vector<std::string> values;
+    prometheus::Gauge* gauge = nullptr;
+  };
+  std::vector<Series> series_;  // few: found by looking at each
 };
 
 // The tables of docs/metrics.md: one for each section in the order of declaration, `note` below its

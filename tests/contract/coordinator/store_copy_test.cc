@@ -96,7 +96,8 @@ TEST_F(StoreCopyTest, TheStoreThreadCopiesBetweenCommits) {
   std::unique_ptr<StoreThread> thread;
   thread = std::make_unique<StoreThread>(
       *store_, ballast,
-      StoreThread::Hooks{[&](absl::Duration) { committed.TryPush(1); }, [](absl::Status) { FAIL(); }});
+      StoreThread::Hooks{[&](absl::Duration) { committed.TryPush(1); },
+                         [](absl::Status) { FAIL(); }});
   const auto done = [&](absl::StatusOr<int64_t> revision) {
     copied.TryPush(std::make_shared<absl::StatusOr<int64_t>>(std::move(revision)));
   };

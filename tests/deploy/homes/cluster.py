@@ -172,7 +172,7 @@ class Pod:
             return answer.read().decode()
 
 
-def serves(target, service):
+def serves(target, service=""):
     """grpc.health.v1.Health/Check in bytes: field 1 names the service, "" is the whole server; answered by status 1."""
     request = b"\x0a" + bytes([len(service)]) + service.encode() if service else b""
     with grpc.insecure_channel(target) as channel:
