@@ -159,14 +159,14 @@ MEMORY = {
 }
 
 THROUGHPUT = {
-    "Tokens per second": steady(within(lambda f: f.rate * 0.6, lambda f: f.rate * 1.7, 1)),
-    "Per device": steady(within(lambda f: f.rate * 0.3, lambda f: f.rate * 0.85, 1)),
+    "Tokens per second": steady(within(lambda f: f.rate * 0.7, lambda f: f.rate * 1.4, 1)),
+    "Per device": steady(within(lambda f: f.rate * 0.35, lambda f: f.rate * 0.7, 1)),
     "Causal MFU": steady(within(lambda f: f.mfu(f.slowest), lambda f: f.mfu(f.fastest), 1)),
     "Step": steady(within(lambda f: f.fastest, lambda f: f.slowest, 1)),
     "Hidden share": steady(within(1e-6, 1, 1)),
     "Data wait": steady(within(1e-9, 0.2, 1)),
-    "Tokens per second by job": steady(labelled("job", lambda f: [f.job], 1, 1e7)),
-    "Tokens per second and device": steady(labelled("job", lambda f: [f.job], 1, 1e7)),
+    "Tokens per second by job": steady(within(lambda f: f.rate * 0.7, lambda f: f.rate * 1.4, 1)),
+    "Tokens per second and device": steady(within(lambda f: f.rate * 0.35, lambda f: f.rate * 0.7, 1)),
     "Causal MFU by job": steady(within(lambda f: f.mfu(f.slowest), lambda f: f.mfu(f.fastest), 1)),
     "Step seconds": steady(within(lambda f: f.fastest, lambda f: f.slowest, 1), within(1e-6, lambda f: f.slowest, 1)),
     "Where the time goes": steady(labelled("stage", STAGES, 0, 1)),
@@ -239,7 +239,7 @@ CLUSTER = {
 COORDINATOR = {
     "Coordinator": (GONE, [equal(0)]),
     "Starts": steady(equal(1)),
-    "Requests": steady(within(0.01, 100, 1)),
+    "Requests": (QUEUE, [within(0.01, 100, 1)]),
     "Request errors": (QUEUE, [within(1e-6, 0.999, 1)]),
     "Slowest commit": steady(within(1e-5, 5, 1)),
     "Longest silence": (LOST, [within(3, 60, 1)]),
