@@ -183,7 +183,7 @@ def job():
     age = 'time() - upipe_job_checkpoint_timestamp_seconds{job=~"$job"}'
     summary = [
         one("Step", "The last step that rank 0 reported.", "none", f"max({step})"),
-        one("Ranks", "That train it now.", "none", f'max(upipe_job_ranks{{job=~"$job"}})'),
+        one("Ranks", "That train it now.", "none", 'max(upipe_job_ranks{job=~"$job"})'),
         one("Loss", "Of the last step, nats a token.", "none", f"max({of('upipe_loss', rank_0)})", decimals=4),
         one("Tokens per second", "All ranks together, in the last step.", "short", f"max({of('upipe_tokens_per_second', rank_0)})"),
         one("At risk", "Steps since the newest checkpoint: what a restart now would repeat.", "none", f"max({step} - {saved})"),
