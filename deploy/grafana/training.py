@@ -64,15 +64,16 @@ def memory():
               [(title, "bytes", f"sum by (job, rank, worker, slot) ({of(pool(f'upipe_memory_{name}_bytes'))})")
                for title, name in (("Peak", "peak"), ("Planned", "planned"), ("Arena", "arena"), ("Limit", "limit"))], height=10),
         lines("Planned minus measured, by rank", "Planned peak minus peak so far: it falls to its end within the first step and stays "
-              "there.", "bytes", [series(of(f"({planned} - {peak})"), RANK)], thresholds=steps((None, BAD), (0, GOOD)), soft_low=0, width=8),
+              "there.", "bytes", [series(of(f"({planned} - {peak})"), RANK)], thresholds=steps((None, BAD), (0, GOOD)),
+              soft_low=0, width=8),
         lines("Headroom by rank", "Limit minus peak.", "bytes", [series(of(f"({limit} - {peak})"), RANK)], width=8),
         lines("Held between steps", "What stays when a step is over, by tag.", "bytes",
               [series(f"sum by (tag) ({of(pool('upipe_memory_bytes'))} > 0)", "{{tag}}")], stacked=True, colors=TAG_COLORS,
               width=8),
     ]
     hosts = [
-        lines("Host memory by tag", "What the shown ranks hold in their host pools after their last step: snapshots of checkpoints, offloaded layer "
-              "inputs.", "bytes",
+        lines("Host memory by tag", "What the shown ranks hold in their host pools after their last step: snapshots of checkpoints, "
+              "offloaded layer inputs.", "bytes",
               [series(f"sum by (tag) ({of(host('upipe_memory_bytes'))} > 0)", "{{tag}}"),
                series(f"sum({of(host_peak)})", "peak", dashed=True, color=PLAIN),
                series(f"sum({of(host_planned)})", "planned peak", dashed=True, color=PLAN_COLOR),
@@ -142,8 +143,8 @@ def throughput():
                series(f"max by (job) ({of('upipe_step_own_seconds')})", "{{job}}, own", dashed=True)]),
     ]
     where = [
-        lines("Where the time goes", "Seconds a second that streams spend on each kind of work, mean over the shown ranks. Streams run beside each other, "
-              "so the sum may exceed 1.", "percentunit",
+        lines("Where the time goes", "Seconds a second that streams spend on each kind of work, mean over the shown ranks. Streams run "
+              "beside each other, so the sum may exceed 1.", "percentunit",
               [series(f"avg by (stage) ({of(rate('upipe_stage_seconds_total'))})", "{{stage}}")], stacked=True, colors=STAGE_COLORS),
         lines("Hidden share by job", "Exchanges and copies that passed while the rank computed, of all their time.", "percentunit",
               [series(hidden_share, "{{job}}")], high=1),
@@ -182,7 +183,7 @@ def job():
     age = 'time() - upipe_job_checkpoint_timestamp_seconds{job=~"$job"}'
     summary = [
         one("Step", "The last step that rank 0 reported.", "none", f"max({step})"),
-        one("Ranks", "That train it now.", "none", f'max(upipe_job_ranks{{job=~"$job"}})'),
+        one("Ranks", "That train it now.", "none", 'max(upipe_job_ranks{job=~"$job"})'),
         one("Loss", "Of the last step, nats a token.", "none", f"max({of('upipe_loss', rank_0)})", decimals=4),
         one("Tokens per second", "All ranks together, in the last step.", "short", f"max({of('upipe_tokens_per_second', rank_0)})"),
         one("At risk", "Steps since the newest checkpoint: what a restart now would repeat.", "none", f"max({step} - {saved})"),
@@ -191,7 +192,8 @@ def job():
     inside = [
         bars("Progress inside the step", "Layers of both passes that each rank has done in the step it is in.", "percentunit",
              mine("upipe_step_layers_done / upipe_step_layers"), name, high=1, width=12),
-        lines("Ranks in each pass", "How many ranks are in which pass.", "none", [series(f"sum by (pass) ({mine('upipe_pass')})", "{{pass}}")],
+        lines("Ranks in each pass", "How many ranks are in which pass.", "none",
+              [series(f"sum by (pass) ({mine('upipe_pass')})", "{{pass}}")],
               stacked=True),
         lines("In place", "Since the position (step, pass, layer, stage) of each rank last changed. It is ended as a stall when none "
               "moves.", "s", [series(mine("upipe_rank_in_place_seconds"), name)]),
@@ -218,7 +220,8 @@ def job():
              thresholds=NEAR_LIMIT, width=12),
         lines("Peak and plan", "Device memory of each rank; dashed, the largest planned peak.", "bytes",
               [series(mine('upipe_memory_peak_bytes{pool="device"}'), name),
-               series(f"""max({mine('upipe_memory_planned_bytes{pool="device"}')})""", "planned, the largest", dashed=True, color=PLAN_COLOR)]),
+               series(f"""max({mine('upipe_memory_planned_bytes{pool="device"}')})""", "planned, the largest", dashed=True,
+                      color=PLAN_COLOR)]),
     ]
     safety = [
         lines("Steps and checkpoints", "The last step and the step of the newest checkpoint.", "none",

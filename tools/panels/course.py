@@ -53,7 +53,8 @@ def limits(panel, curves, stacks):
     low = min(values + [bound for bound in (defaults.get("min"), soft) if bound is not None])
     high = max(values + [low])
     if defaults["custom"].get("thresholdsStyle", {}).get("mode") == "line":  # where they are near, so that one sees the distance
-        near = [t["value"] for t in defaults["thresholds"]["steps"][1:] if t["value"] <= high + 2 * (high - low) and t["value"] >= low - (high - low)]
+        span = high - low
+        near = [t["value"] for t in defaults["thresholds"]["steps"][1:] if low - span <= t["value"] <= high + 2 * span]
         low, high = min([low, *near]), max([high, *near])
     if "max" in defaults:
         high = max(high, defaults["max"]) if high > 0.3 * defaults["max"] else high
@@ -154,6 +155,6 @@ def legend_of(panel, curves, unit, width, most):
         parts.append(svg.words(left + 19, y, name, size=SMALL))
         parts.append(svg.words(left + 19 + svg.width_of(name, SMALL) + 7, y, text, size=SMALL, fill="var(--soft)"))
     if left_out:
-        number = len(shown)
-        parts.append(svg.words(number % columns * room + 25, number // columns * ROW + 11, f"and {left_out} more", size=SMALL, fill="var(--soft)"))
+        left, y = len(shown) % columns * room + 25, len(shown) // columns * ROW + 11
+        parts.append(svg.words(left, y, f"and {left_out} more", size=SMALL, fill="var(--soft)"))
     return rows, parts

@@ -70,7 +70,7 @@ def table(panel, rows, width, height):
                for prop in override["properties"] if prop["id"] == "unit"}
     organize = panel["transformations"][-1]["options"]
     columns = [organize["renameByName"][name] for name in organize["indexByName"]]
-    cells = [[row[c] if isinstance(row.get(c), str) else units.shown(row[c], unit_of[c]) if c in row else "" for c in columns] for row in rows]
+    cells = [[units.shown(row[c], unit_of[c]) if c in unit_of and c in row else row.get(c, "") for c in columns] for row in rows]
     most = max(1, int((height - 26) // 19))
     left_out = max(0, len(cells) - most)
     widths = [max(svg.width_of(text, 11.5) for text in [column, *(line[i] for line in cells)]) + 14 for i, column in enumerate(columns)]

@@ -124,7 +124,9 @@ class Drawn(unittest.TestCase):
         long = "a-job-with-a-name-of-many-words-" * 4
         Answers.known = {"sum by (job)": [({"job": f"{long}{number}"}, number) for number in range(30)]}
         for dashboard in dashboards():
-            for panel in [p for p in dashboards()[dashboard]["panels"] if p["type"] == "timeseries" and "{{job}}" == p["targets"][0]["legendFormat"]][:1]:
+            by_job = [panel for panel in dashboards()[dashboard]["panels"]
+                      if panel["type"] == "timeseries" and panel["targets"][0]["legendFormat"] == "{{job}}"]
+            for panel in by_job[:1]:
                 picture, _ = self.draw(dashboard, panel["title"])
                 width = float(picture.get("width"))
                 for text in picture.iter(SVG + "text"):
@@ -136,7 +138,8 @@ class Drawn(unittest.TestCase):
 
 class Units(unittest.TestCase):
     def test_values(self):
-        for value, unit, text in ((1536, "bytes", "1.5 KiB"), (72 * 2**30, "bytes", "72 GiB"), (0.4567, "percentunit", "45.7 %"), (0.0021, "s", "2.1 ms"),
+        for value, unit, text in ((1536, "bytes", "1.5 KiB"), (72 * 2**30, "bytes", "72 GiB"), (0.4567, "percentunit", "45.7 %"),
+                                  (0.0021, "s", "2.1 ms"),
                                   (95, "s", "95 s"), (4500, "s", "1.25 h"), (1.83e11, "Bps", "183 GB/s"), (17499, "short", "17.5 k"),
                                   (3e-4, "sci", "0.0003"), (41, "none", "41"), (2.2238, "none", "2.224"), (float("nan"), "s", "no value"),
                                   (0, "bytes", "0 B")):

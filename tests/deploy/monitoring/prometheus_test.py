@@ -30,26 +30,26 @@ class Facts:
         self.plans = told["plan"]["ranks"]
         self.limit = float(told["plan"]["budget"]["device_bytes"])
         self.reports = [rank["last_report"] for rank in told["ranks"]]
-        self.step = float(told["last_report"]["step"])
-        self.checkpoint = float(told["last_commit"]["step"])
         self.checkpoint_bytes = float(told["last_commit"]["bytes"])
         self.lines = here.steps(job)
         recent = [line for line in self.lines if line["unix_millis"] > self.lines[-1]["unix_millis"] - 10_000]
         seconds = [line["step_seconds"] for line in recent]
-        self.fastest, self.slowest = min(seconds) * 0.99, max(seconds) * 1.01
+        # Of rank 0; other ranks take a little more or less for the same steps.
+        self.fastest, self.slowest = min(seconds) * 0.8, max(seconds) * 1.25
+        self.past_step, step = recent[0]["step"], recent[-1]["step"]
+        self.coming_step = 2 * step - self.past_step
         passed = (recent[-1]["unix_millis"] - recent[0]["unix_millis"]) / 1e3
         self.rate = sum(line["tokens"] for line in recent[1:]) / passed
         self.plan = told["plan"]
-        self.usual = sorted(seconds)[len(seconds) // 2]
         nodes = here.json("nodes")
         self.version, self.isa = nodes["coordinator_version"], nodes["nodes"][0]["isa"]
         self.methods = {labels["method"] for labels, _ in here.prometheus.now("upipe_rpc_seconds_count", time.time())}
         self.events = {labels["event"] for labels, _ in here.prometheus.now("upipe_coordinator_step_seconds_count", time.time())}
 
 
-    @property
-    def mfu(self):
-        return float(self.plan["model_flops"]) / len(self.plans) / self.usual / float(self.plan["peak_flops"])
+    def mfu(self, seconds):
+        """Causal MFU of a step that takes so long."""
+        return float(self.plan["model_flops"]) / len(self.plans) / seconds / float(self.plan["peak_flops"])
 
 
 class Seen(unittest.TestCase):
@@ -61,7 +61,8 @@ class Seen(unittest.TestCase):
         cls.addClassCleanup(cls.here.close)
         cls.here.start()
         cls.here.await_query('sum(upipe_slots{state="free"}) == 3')
-        cls.job = cls.here.submit("seen", "train.steps=100000", "train.dtype=bf16", "train.context=1K", "model.num_layers=2", "train.eval_every=10", "memory.overlap=on",
+        cls.job = cls.here.submit("seen", "train.steps=100000", "train.dtype=bf16", "train.context=1K", "model.num_layers=2",
+                                  "train.eval_every=10", "memory.overlap=on",
                                   f"checkpoint.path={cls.here.folder / 'checkpoints'}", f"checkpoint.every_steps={EVERY_STEPS}")
 
     def filled(self, expr):
@@ -93,7 +94,7 @@ class Seen(unittest.TestCase):
 
     def test_1_steady(self):
         here = self.here
-        here.await_query("min(changes(upipe_step[10s])) > 5")
+        here.await_query("min(changes(upipe_step[10s])) > 5 and min(count_over_time(upipe_step[13s])) > 10")  # rates are of steps only
         here.await_query("max(upipe_job_checkpoint_step) > 0 and max(changes(upipe_job_checkpoint_timestamp_seconds[1m])) > 1")
         here.await_query(f"max(upipe_step) > {3 * EVERY_STEPS}")
         self.hold_panels_to(STEADY)
@@ -133,7 +134,8 @@ class Seen(unittest.TestCase):
         here.await_query("min(upipe_step_seconds) > 0")
         os.kill(here.trainers()[0], signal.SIGSTOP)
         here.await_query("sum(upipe_stalls_total) == 1")
-        here.await_query(f'count(upipe_attempt_info{{job="{self.job}", generation="{generation + 2}"}}) == 2 and sum(upipe_jobs{{state="running"}}) == 1')
+        here.await_query(f'count(upipe_attempt_info{{job="{self.job}", generation="{generation + 2}"}}) == 2')
+        here.await_query('sum(upipe_jobs{state="running"}) == 1')
         here.await_query("min(upipe_step) > 0")
         self.hold_panels_to(RESTARTED)
 
@@ -146,7 +148,8 @@ class Seen(unittest.TestCase):
                     file.flush()
             except OSError:
                 pass
-        self.here.await_query("sum(increase(upipe_coordinator_checkpoint_problems_total[10s])) > 0.5 and sum(increase(upipe_checkpoint_problems_total[10s])) > 0.5")
+        self.here.await_query("sum(increase(upipe_coordinator_checkpoint_problems_total[10s])) > 0.5 "
+                              "and sum(increase(upipe_checkpoint_problems_total[10s])) > 0.5")
         self.hold_panels_to(FULL)
         filler.unlink()
 
@@ -155,7 +158,8 @@ class Seen(unittest.TestCase):
         for name in dashboards():
             out = self.here.folder / "pictures"
             shown = self.here.run("/usr/bin/python3", "-B", ROOT / "tools" / "panels" / "draw.py", "--prometheus", service.PROMETHEUS,
-                                  "--dashboard", ROOT / "deploy" / "grafana" / "dashboards" / f"{name}.json", "-o", out, "--var", f"job={self.job}",
+                                  "--dashboard", ROOT / "deploy" / "grafana" / "dashboards" / f"{name}.json", "-o", out,
+                                  "--var", f"job={self.job}",
                                   "--range", "1m", "--scrape-interval", "1s")
             with self.subTest(dashboard=name):
                 self.assertEqual([line for line in shown.splitlines() if not line.endswith(": drawn")], [])

@@ -50,7 +50,8 @@ ALERTS = {
                                  {"job": "upipe-worker", "instance": "w0", "worker": "w0", "node": "n0"}, "Worker w0 has no session"),
                                 ({f"upipe_worker_connected{{{W}}}": "1x9 0x60"}, "10m")),
     "UpipeDeviceSick": (({f'upipe_slots{{{W},state="sick"}}': "0 1x60"}, "10m",
-                         {"job": "upipe-worker", "instance": "w0", "worker": "w0", "node": "n0", "state": "sick"}, "1 devices of worker w0"),
+                         {"job": "upipe-worker", "instance": "w0", "worker": "w0", "node": "n0", "state": "sick"},
+                         "1 devices of worker w0"),
                         ({f'upipe_slots{{{W},state="sick"}}': "0x60", f'upipe_slots{{{W},state="free"}}': "1x60"}, "10m")),
     "UpipeSlotQuarantined": (({f'upipe_slots{{{W},state="quarantined"}}': "1x60"}, "15m",
                               {"job": "upipe-worker", "instance": "w0", "worker": "w0", "node": "n0", "state": "quarantined"},
@@ -63,7 +64,8 @@ ALERTS = {
                             f'upipe_rpc_requests_total{{{C},method="JobService.Submit",code="internal"}}': "0x60"}, "20m")),
     "UpipeQueueWaits": (({f'upipe_queue_length{{{C},reason="too_few_slots"}}': "1x90"}, "70m", {"reason": "too_few_slots"},
                          "1 jobs have waited for an hour, reason too_few_slots"),
-                        ({f'upipe_queue_length{{{C},reason="held"}}': "1x90", f'upipe_queue_length{{{C},reason="busy_slots"}}': "0x20 1x90"},
+                        ({f'upipe_queue_length{{{C},reason="held"}}': "1x90",
+                          f'upipe_queue_length{{{C},reason="busy_slots"}}': "0x20 1x90"},
                          "70m")),
     "UpipeGoodputLow": ((kept(50), "120m", {}, "Only 50%"), (kept(95), "120m")),
     "UpipeJobsRestartOften": (({f'upipe_restarts_total{{{C},cause="signal",budget="infrastructure"}}': "0+0.1x60"}, "60m",
@@ -106,13 +108,16 @@ RATE = f'upipe_tokens_total{{{RANK}}}'
 RECORDS = {
     "job:upipe_tokens:rate5m": ({RATE: "0+600x60", **INFO}, "10m", {'{job="tiny-1"}': 10}),
     "job_operation:upipe_comm_bytes_per_second:ratio_rate5m": (
-        {f'upipe_comm_bytes_total{{{RANK},operation="ring"}}': "0+6000x60", f'upipe_comm_seconds_total{{{RANK},operation="ring"}}': "0+30x60", **INFO},
+        {f'upipe_comm_bytes_total{{{RANK},operation="ring"}}': "0+6000x60",
+         f'upipe_comm_seconds_total{{{RANK},operation="ring"}}': "0+30x60", **INFO},
         "10m", {'{job="tiny-1",operation="ring"}': 200}),
     "job_rank_pool:upipe_memory_planned:ratio": (
-        {f'upipe_memory_peak_bytes{{{RANK},pool="device"}}': "50x60", f'upipe_memory_planned_bytes{{{RANK},pool="device"}}': "100x60", **INFO},
+        {f'upipe_memory_peak_bytes{{{RANK},pool="device"}}': "50x60",
+         f'upipe_memory_planned_bytes{{{RANK},pool="device"}}': "100x60", **INFO},
         "5m", {'{job="tiny-1",rank="0",pool="device",worker="w0",node="n0",slot="0",instance="w0"}': 0.5}),
     "job_rank_pool:upipe_memory_limit:ratio": (
-        {f'upipe_memory_peak_bytes{{{RANK},pool="device"}}': "50x60", f'upipe_memory_limit_bytes{{{RANK},pool="device"}}': "200x60", **INFO},
+        {f'upipe_memory_peak_bytes{{{RANK},pool="device"}}': "50x60",
+         f'upipe_memory_limit_bytes{{{RANK},pool="device"}}': "200x60", **INFO},
         "5m", {'{job="tiny-1",rank="0",pool="device",worker="w0",node="n0",slot="0",instance="w0"}': 0.25}),
     "job:upipe_job_own_seconds:max_over_median": (
         {f"upipe_job_own_seconds_max{{{JOB}}}": "3x60", f"upipe_job_own_seconds_median{{{JOB}}}": "2x60"}, "5m",
@@ -154,7 +159,8 @@ def expect(name, expr, value_by_labels, series, when):
 
 class Rules(unittest.TestCase):
     def test_promtool_takes_them(self):
-        done = subprocess.run(["promtool", "check", "config", ROOT / "deploy" / "prometheus" / "prometheus.yml"], capture_output=True, text=True)
+        done = subprocess.run(["promtool", "check", "config", ROOT / "deploy" / "prometheus" / "prometheus.yml"],
+                              capture_output=True, text=True)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
     def test_every_rule_is_tested(self):

@@ -43,7 +43,8 @@ class Service:
         self.start_coordinator()
         for name, (slots, port) in WORKERS.items():
             self.spawn(name, BIN / "upipe-worker", f"--coordinator={COORDINATOR}", f"--name={name}", f"--node=node-{name}",
-                       f"--slots={slots}", f"--memory-per-rank={MEMORY_PER_RANK}", f"--metrics-listen=127.0.0.1:{port}", "--no-cpu-placement",
+                       f"--slots={slots}", f"--memory-per-rank={MEMORY_PER_RANK}", f"--metrics-listen=127.0.0.1:{port}",
+                       "--no-cpu-placement",
                        f"--state-dir={self.folder / name}")
         self.start_prometheus()
 
