@@ -78,7 +78,9 @@ std::string LossTile(const StepSeries& steps) {
     note = absl::StrFormat("held out %.4f after step %d", *point->held_out, point->step);
     break;
   }
-  return Tile("Loss", absl::StrFormat("%.4f nats", last.loss), note);
+  return Tile("Loss",
+              std::isfinite(last.loss) ? absl::StrFormat("%.4f nats", last.loss) : "no number",
+              note);
 }
 
 std::string SpeedTile(const JobRecord& record) {

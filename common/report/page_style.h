@@ -54,7 +54,7 @@ thead th { color: var(--soft); font-size: 12.5px; }
 td { overflow-wrap: anywhere; } .scroll td { overflow-wrap: normal; }
 td.name { color: var(--soft); width: 22%; min-width: 84px; overflow-wrap: normal; }
 td.n, th.n { text-align: right; white-space: nowrap; padding-left: 10px; }
-.scroll td:last-child { max-width: 60ch; }
+.scroll td:last-child { max-width: 60ch; } .scroll td:last-child:not(.n) { min-width: 26ch; }
 pre { margin: 6px 0 10px; padding: 12px 14px; background: var(--page); border-radius: 8px;
   overflow-x: auto; font: 12.5px/1.5 ui-monospace, "DejaVu Sans Mono", monospace; }
 footer { color: var(--soft); font-size: 12.5px; margin-top: 18px; }
