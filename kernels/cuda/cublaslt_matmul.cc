@@ -71,6 +71,9 @@ absl::StatusOr<Description> MakeDescription(const MatmulKey& key) {
   UPIPE_RETURN_IF_CUBLAS(set(CUBLASLT_MATMUL_DESC_TRANSB, operation(key.second_transposed)));
   if (key.bias) {
     UPIPE_RETURN_IF_CUBLAS(set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS));
+    // Some versions have no algorithm for a bias that lies nowhere. Each call says where it does.
+    const auto anywhere = uintptr_t{256};
+    UPIPE_RETURN_IF_CUBLAS(set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, anywhere));
   }
   return description;
 }
