@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -203,32 +204,51 @@ std::vector<std::string> FitTo(std::vector<std::string> lines, TerminalSize size
 char LetterOf(const std::string& tag) {
   if (absl::StartsWith(tag, "attn_")) return 'A';
   if (tag == "offload_host") return 'H';
+  if (tag == "workspace") return 'S';  // W is weights
   return tag.empty() ? '?' : static_cast<char>(tag[0] >= 'a' && tag[0] <= 'z' ? tag[0] - 32 : '?');
 }
 
-// A pool at its fullest by category: "WWWGGOOOAAAA....|...": '|' is the planned peak, the end the
-// limit.
-std::string CategoryBar(const v1::MemoryUsage& usage, int64_t planned, int64_t limit,
+// What the bars of a job's ranks end at: the limit, unless it is so far up that nothing could be
+// told apart below it.
+struct BarScale {
+  int64_t limit = 0;  // 0: not known
+  int64_t end = 1;
+  bool ends_at_limit = false;
+};
+
+BarScale ScaleOf(const v1::Job& job) {
+  BarScale scale = {.limit = job.plan().budget().device_bytes()};
+  for (const v1::RankPlan& rank : job.plan().ranks()) {
+    scale.end = std::max(scale.end, rank.memory().peak_bytes());
+  }
+  for (const v1::RankStatus& rank : job.ranks()) {
+    scale.end = std::max(scale.end, rank.last_report().memory().peak_bytes());
+  }
+  scale.ends_at_limit = scale.limit >= scale.end && scale.limit / 4 <= scale.end;
+  if (scale.ends_at_limit) scale.end = scale.limit;
+  return scale;
+}
+
+// A rank at its fullest by category: "WWWGGOOOAAAA....|...", '|' at the planned peak.
+std::string CategoryBar(const v1::MemoryUsage& usage, int64_t planned, const BarScale& scale,
                         size_t width) {
-  const int64_t whole = std::max({limit, planned, usage.peak_bytes(), int64_t{1}});
+  const auto cells = [&](int64_t bytes) {
+    return static_cast<size_t>(
+        std::lround(std::clamp(Share(bytes, scale.end), 0.0, 1.0) * static_cast<double>(width)));
+  };
   std::string bar;
   int64_t bytes = 0;
   for (const v1::TagBytes& tag : usage.tags()) {
     bytes += tag.at_peak_bytes();
-    const auto until = static_cast<size_t>(
-        std::lround(std::clamp(Share(bytes, whole), 0.0, 1.0) * static_cast<double>(width)));
-    if (until > bar.size()) bar.append(until - bar.size(), LetterOf(tag.tag()));
+    if (cells(bytes) > bar.size()) bar.append(cells(bytes) - bar.size(), LetterOf(tag.tag()));
   }
   bar.resize(width, '.');
-  const auto mark =
-      static_cast<size_t>(std::lround(Share(planned, whole) * static_cast<double>(width)));
-  if (planned > 0 && mark < width) bar[mark] = '|';
+  if (planned > 0 && cells(planned) < width) bar[cells(planned)] = '|';
   return bar;
 }
 
-int64_t LimitOf(const v1::Job& job) { return job.plan().budget().device_bytes(); }
-
-std::string RankLine(const v1::Job& job, const v1::RankStatus& rank, size_t columns) {
+std::string RankLine(const v1::Job& job, const v1::RankStatus& rank, const BarScale& scale,
+                     size_t columns) {
   const v1::StepReport& report = rank.last_report();
   const v1::RankPlan* plan = PlanOf(job, rank.rank());
   const int64_t planned = plan == nullptr ? 0 : plan->memory().peak_bytes();
@@ -248,33 +268,32 @@ std::string RankLine(const v1::Job& job, const v1::RankStatus& rank, size_t colu
                                   Padded(absl::StrCat(rank.node(), "/", rank.slot()), 11), " ",
                                   Padded(at, 25 + spare / 2), " ", Padded(own, 7), " ");
   if (rank.has_last_report()) {
-    absl::StrAppend(&line, "[", CategoryBar(report.memory(), planned, LimitOf(job), bar), "] ",
+    absl::StrAppend(&line, "[", CategoryBar(report.memory(), planned, scale, bar), "] ",
                     FormatBytes(report.memory().peak_bytes()));
   }
   return line;
 }
 
-// The letters of the bars, and what their ends are.
-std::string Legend(const v1::Job& job) {
+// What the bars end at, and their letters; nothing before the first report.
+std::vector<std::string> Legend(const v1::Job& job, const BarScale& scale) {
   const v1::RankStatus* fullest = Fullest(job);
-  if (fullest == nullptr) return "";
+  if (fullest == nullptr) return {};
   std::vector<std::string> names;
   bool attention = false;
   for (const v1::TagBytes& tag : fullest->last_report().memory().tags()) {
     if (tag.at_peak_bytes() == 0) continue;
-    if (!absl::StartsWith(tag.tag(), "attn_")) {
-      names.push_back(absl::StrCat(std::string(1, LetterOf(tag.tag())), " ", tag.tag()));
-    } else if (!attention) {
-      attention = true;
-      names.push_back("A attention");
-    }
+    const bool of_attention = absl::StartsWith(tag.tag(), "attn_");
+    if (of_attention && std::exchange(attention, true)) continue;
+    names.push_back(absl::StrCat(std::string(1, LetterOf(tag.tag())), " ",
+                                 of_attention ? "attention" : tag.tag()));
   }
-  const v1::RankPlan* plan = PlanOf(job, fullest->rank());
-  if (plan != nullptr) {
-    names.push_back(absl::StrCat("| planned ", FormatBytes(plan->memory().peak_bytes())));
+  std::string ends = absl::StrCat("Peaks by category; bars end at ", FormatBytes(scale.end));
+  if (scale.ends_at_limit) {
+    absl::StrAppend(&ends, ", the limit; | is the plan");
+  } else if (scale.limit > 0) {
+    absl::StrAppend(&ends, ", the limit is ", FormatBytes(scale.limit));
   }
-  if (LimitOf(job) > 0) names.push_back(absl::StrCat("] limit ", FormatBytes(LimitOf(job))));
-  return absl::StrCat("At the peak: ", absl::StrJoin(names, ", "));
+  return {ends, absl::StrJoin(names, ", ")};
 }
 
 // Who keeps the others waiting.
@@ -329,12 +348,13 @@ std::vector<std::string> RenderTopJob(const v1::Job& job, const Progress& pace,
     lines.push_back("  last checkpoint: " + CheckpointText(job.last_commit()));
   }
   if (job.ranks_size() == 0) return FitTo(std::move(lines), size, "ranks");
-  if (const std::string legend = Legend(job); !legend.empty()) lines.push_back(legend);
+  const BarScale scale = ScaleOf(job);
+  for (std::string& line : Legend(job, scale)) lines.push_back(std::move(line));
   const size_t spare = size.columns > 80 ? size.columns - 80 : 0;
   lines.push_back(
       absl::StrCat("RANK NODE/SLOT   ", Padded("AT", 25 + spare / 2), " OWN     MEMORY"));
   for (const v1::RankStatus& rank : job.ranks()) {
-    lines.push_back(RankLine(job, rank, std::max(size.columns, kNarrowest)));
+    lines.push_back(RankLine(job, rank, scale, std::max(size.columns, kNarrowest)));
   }
   return FitTo(std::move(lines), size, "ranks");
 }

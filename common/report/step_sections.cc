@@ -138,7 +138,7 @@ std::vector<chart::Band> CoarseBands(const StepColumns& columns) {
                          }},
                         {"collectives", "--stage-exchange",
                          [](const v1::StepReport& it) { return it.comm_seconds(); }},
-                        {"waiting for tokens", "--stage-waiting",
+                        {"data wait", "--stage-waiting",
                          [](const v1::StepReport& it) { return it.data_seconds(); }}};
   std::vector<chart::Band> bands;
   for (const Part& part : parts) {

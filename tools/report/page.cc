@@ -48,6 +48,7 @@ JobRecord RecordOf(const RunRecord& run, int fullest_rank) {
   record.job = run.job;
   for (const v1::StepReport& report : run.steps) record.steps.Take(report);
   for (const v1::StepReport& report : run.ranks[fullest_rank]) record.fullest.Take(report);
+  record.timeline = run.timeline;
   record.made_unix_millis = run.job.ended_unix_millis();
   return record;
 }

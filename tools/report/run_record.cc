@@ -15,6 +15,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "common/metrics/step_line.h"
+#include "common/metrics/timeline_line.h"
 #include "common/status.h"
 #include "planner/plan.h"
 
@@ -66,6 +67,17 @@ absl::StatusOr<StepReports> ReadStepReports(const std::string& path) {
   return reports;
 }
 
+// The last line of a timeline.jsonl that is one; absent: none is.
+absl::StatusOr<std::optional<v1::StepTimeline>> ReadTimeline(const std::string& path) {
+  UPIPE_ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
+  std::optional<v1::StepTimeline> newest;
+  for (const absl::string_view line : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
+    absl::StatusOr<v1::StepTimeline> timeline = ParseTimelineLine(line);
+    if (timeline.ok()) newest = *std::move(timeline);
+  }
+  return newest;
+}
+
 // <state_dir>/**/jobs/<job>/metrics.jsonl of the coordinator, and of the workers
 // <state_dir>/**/ranks/<job>/g<generation>/r<rank>/metrics.jsonl.
 absl::Status ReadSteps(const std::string& state_dir, RunRecord& record) {
@@ -78,6 +90,11 @@ absl::Status ReadSteps(const std::string& state_dir, RunRecord& record) {
     const std::string path = files->path().string();
     if (absl::EndsWith(path, absl::StrCat("/jobs/", job.id(), "/metrics.jsonl"))) {
       UPIPE_ASSIGN_OR_RETURN(record.steps, ReadStepReports(path));
+    }
+    const std::string timeline = absl::StrCat("/ranks/", job.id(), "/g", job.generation(), "/r",
+                                              FullestRank(job.plan()), "/timeline.jsonl");
+    if (absl::EndsWith(path, timeline)) {
+      UPIPE_ASSIGN_OR_RETURN(record.timeline, ReadTimeline(path));
     }
     for (int rank = 0; rank < num_ranks; ++rank) {
       const std::string suffix =

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -44,8 +45,9 @@ struct RunFiles {
 
 struct RunRecord {
   v1::Job job;
-  StepReports steps;               // of rank 0, as the coordinator kept them
-  std::vector<StepReports> ranks;  // [job.spec.parallel.ranks], as the workers did
+  StepReports steps;                         // of rank 0, as the coordinator kept them
+  std::vector<StepReports> ranks;            // [job.spec.parallel.ranks], as the workers did
+  std::optional<v1::StepTimeline> timeline;  // the newest of the fullest rank
   HeldOutText text;
   v1::RunPlan ulysses;
   std::map<int, v1::MemoryUsage> ulysses_measured;  // by rank; empty = only planned

@@ -137,10 +137,21 @@ TEST(Top, ShowsTheRanksOfAJob) {
       RenderTopJob(job, pace, "", absl::UnixEpoch(), TerminalSize{80, 24});
   const std::string text = Text(lines);
   EXPECT_THAT(text, HasSubstr("40.0 MiB of 60.0 MiB  slowest of 4: rank 1 on w0, 1.8 s"));
-  EXPECT_THAT(text, HasSubstr("W weights, A attention, | planned 60.0 MiB, ] limit 80.0 MiB"));
+  EXPECT_THAT(
+      text, HasSubstr("bars end at 80.0 MiB, the limit; | is the plan\nW weights, A attention\n"));
   // 12 cells of 80 MiB: 3 of weights, 3 of attention, the plan at 9.
   EXPECT_THAT(text, HasSubstr("2    w1/0        backward layer 19/32 s2"));
   EXPECT_THAT(text, HasSubstr(" 500 ms  [WWWAAA...|..] 40.0 MiB"));
+}
+
+// A limit far above the plan would flatten the bars.
+TEST(Top, BarsEndAtThePlanWhereTheLimitIsFar) {
+  v1::Job job = RunningJob("demo-x3kqab", 1);
+  job.mutable_plan()->mutable_budget()->set_device_bytes(800 * kMiB);
+  const std::string text =
+      Text(RenderTopJob(job, Progress(), "", absl::UnixEpoch(), TerminalSize{80, 24}));
+  EXPECT_THAT(text, HasSubstr("bars end at 60.0 MiB, the limit is 800.0 MiB"));
+  EXPECT_THAT(text, HasSubstr("[WWWWAAAA....] 40.0 MiB"));
 }
 
 TEST(Top, FitsEveryTerminal) {
