@@ -139,6 +139,7 @@ constexpr int64_t kFewChunks = 2;
 
 v1::RunPlan WithLayers(const v1::RunPlan& plan, int64_t layers) {
   v1::RunPlan shorter;
+  if (plan.has_measured()) *shorter.mutable_measured() = plan.measured();
   *shorter.mutable_spec() = plan.spec();
   *shorter.mutable_schedule() = plan.schedule();
   shorter.set_schedule_hash(plan.schedule_hash());

@@ -109,15 +109,10 @@ TEST_F(PlanChild, NeedsNoDevicesLibrary) {
 }
 
 TEST_F(PlanChild, OnceMoreIsTheSamePointWithWhatWasMeasured) {
-  const v1::RunPlan first =
-      Plan({"parallel.heads_per_stage=auto", "memory.policy=auto"}, "1GiB").plan();
-  const v1::RunPlan again = Plan({"parallel.heads_per_stage=auto", "memory.policy=auto"}, "1GiB",
-                                 [&] {
-                                   static v1::RunPlan measured;
-                                   measured = WithMeasured(first, int64_t{64} << 20);
-                                   return &measured;
-                                 }())
-                                .plan();
+  const std::vector<std::string> job = {"parallel.heads_per_stage=auto", "memory.policy=auto"};
+  const v1::RunPlan first = Plan(job, "1GiB").plan();
+  const v1::RunPlan measured = WithMeasured(first, int64_t{64} << 20);
+  const v1::RunPlan again = Plan(job, "1GiB", &measured).plan();
   EXPECT_EQ(again.spec().SerializeAsString(), first.spec().SerializeAsString());
   EXPECT_EQ(again.measured().ops_size(), 1);
   EXPECT_NE(again.plan_hash(), first.plan_hash());

@@ -291,6 +291,26 @@ TEST(Agent, CausesFollowTheEvidence) {
   EXPECT_EQ(cause_of({.exit_code = 1}, finished).kind(), v1::CAUSE_KIND_DEVICE_FAULT);
 }
 
+// What a trainer measured goes with its end; what the kernel ended measured nothing.
+TEST(Agent, WhatATrainerMeasuredIsReportedWithItsEnd) {
+  for (const bool killed : {false, true}) {
+    Agent agent;
+    agent.StartRunning(1, "a", 0, 0);
+    v1::TrainerMessage message;
+    message.mutable_finished()->set_code(8);
+    message.mutable_finished()->mutable_measured()->add_ops()->set_measured_bytes(9);
+    agent.Do(FromTrainer{1, message});
+    ProcessExit exit;
+    if (killed) {
+      exit.signal = SIGKILL;
+    } else {
+      exit.exit_code = 1;
+    }
+    agent.Do(ProcessExited{{"a", 0}, exit, {}});
+    EXPECT_EQ(agent.Reported(0).measured().ops_size(), killed ? 0 : 1);
+  }
+}
+
 TEST(Agent, StopWithoutGraceKillsAndTheGenerationStaysStopped) {
   Agent agent;
   agent.StartRunning(1, "a", 0, 0);
