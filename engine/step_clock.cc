@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "common/check.h"
+#include "common/metrics/names.h"
 #include "common/status.h"
 
 namespace upipe::engine {
@@ -27,10 +28,8 @@ bool IsTransfer(StageName name) {
 }  // namespace
 
 const char* NameOf(StageName name) {
-  static constexpr const char* kNames[kNumStageNames] = {
-      "projection", "exchange", "attention", "return",    "mlp",    "loss",
-      "embedding",  "weights",  "gradients", "optimizer", "offload"};
-  return kNames[static_cast<size_t>(name)];
+  static_assert(kStageNames.size() == kNumStageNames);
+  return kStageNames[static_cast<size_t>(name)];
 }
 
 std::optional<Slice> SliceSums::Turn(Lane lane, int64_t nanos, std::optional<StageName> name,

@@ -9,10 +9,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "common/clock.h"
 #include "common/failpoint.h"
+#include "common/metrics/names.h"
 #include "common/status.h"
 #include "engine/data/sequence_source.h"
 #include "engine/train/checkpointing.h"
@@ -264,8 +264,8 @@ class RankLoop {
       const comm::CommStats::Use &was = before.by_operation[i], &is = after.by_operation[i];
       if (is.calls == was.calls) continue;
       v1::CommUse& use = *report.add_comm();
-      use.set_operation(
-          absl::StrReplaceAll(NameOf(static_cast<comm::CommOperation>(i)), {{"-", "_"}}));
+      static_assert(kOperationNames.size() == comm::kNumCommOperations);
+      use.set_operation(kOperationNames[i]);
       use.set_bytes_sent(is.bytes_sent - was.bytes_sent);
       use.set_seconds(is.seconds - was.seconds);
       use.set_calls(is.calls - was.calls);
