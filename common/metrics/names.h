@@ -11,6 +11,10 @@ inline constexpr std::array kStageNames = {"projection", "exchange",  "attention
                                            "mlp",        "loss",      "embedding", "weights",
                                            "gradients",  "optimizer", "offload"};
 
+// StepTimeline.Lane, as people read them.
+inline constexpr std::array kLaneNames = {"compute", "side",     "ring",
+                                          "copies",  "host ops", "weights"};
+
 // CommUse.operation.
 inline constexpr std::array kOperationNames = {"all_to_all",     "ring",       "all_gather",
                                                "reduce_scatter", "all_reduce", "barrier"};

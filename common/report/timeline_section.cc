@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/chart/scale.h"
 #include "common/chart/svg.h"
+#include "common/metrics/names.h"
 #include "common/report/page_parts.h"
 #include "common/report/sections.h"
 #include "common/units.h"
@@ -26,8 +27,6 @@ constexpr size_t kMostSlicesDrawn = 400;  // of a lane; more are shared out over
 constexpr double kLaneHeight = 26;
 // As charts have them, so that lanes and memory lie under each other.
 constexpr double kLeft = 58, kRight = 112, kNarrowLeft = 52, kNarrowRight = 10;
-
-constexpr const char* kLaneNames[] = {"compute", "side", "ring", "copies", "host ops", "weights"};
 
 // Of stages and tags: more are not ours.
 constexpr int kMostNames = 64;

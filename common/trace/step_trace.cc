@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/metrics/names.h"
 #include "common/trace/trace_events.h"
 
 namespace upipe::trace {
@@ -15,8 +16,6 @@ namespace {
 
 using Slice = v1::StepTimeline::Slice;
 using Args = TraceEvents::Args;
-
-constexpr const char* kLaneNames[] = {"compute", "side", "ring", "copies", "host ops", "weights"};
 
 std::string LaneName(int lane) {
   return lane >= 0 && lane < static_cast<int>(std::size(kLaneNames))
