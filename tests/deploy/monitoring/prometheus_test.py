@@ -70,7 +70,6 @@ class Seen(unittest.TestCase):
         return expr.replace("$job", self.job).replace("$node", ".+").replace("$slot", ".+")
 
     def hold_panels_to(self, situation):
-        # What moves is looked at twice: between the question and the scrape that answers it, a step may have passed.
         facts = Facts(self.here, self.job) if situation != GONE else None
         for name, panel, target in each_query():
             where, checks = EXPECTED[name][panel["title"]]
@@ -79,10 +78,11 @@ class Seen(unittest.TestCase):
             check = checks[panel["targets"].index(target)]
             with self.subTest(dashboard=name, panel=panel["title"], query=target["refId"]):
                 expr = self.filled(target["expr"])
-                wrong = check(self.here.prometheus.now(expr, time.time()), facts)
-                if wrong is not None and facts is not None:
+                entries = self.here.prometheus.now(expr, time.time())
+                wrong = check(entries, facts)
+                if wrong is not None and facts is not None:  # of a step that the facts do not know yet
                     facts = Facts(self.here, self.job)
-                    wrong = check(self.here.prometheus.now(expr, time.time()), facts)
+                    wrong = check(entries, facts)
                 self.assertIsNone(wrong, f"{wrong}\n{expr}")
         self.hold_alerts_to(situation)
 
