@@ -94,7 +94,7 @@ class Seen(unittest.TestCase):
 
     def test_1_steady(self):
         here = self.here
-        here.await_query("min(changes(upipe_step[10s])) > 5 and min(count_over_time(upipe_step[15s])) > 10")  # rates are of steps only
+        here.await_query("min(changes(upipe_step[10s])) > 2 and min(upipe_step offset 12s) > 0")  # rates are of steps only
         here.await_query("max(upipe_job_checkpoint_step) > 0 and max(changes(upipe_job_checkpoint_timestamp_seconds[1m])) > 1")
         here.await_query(f"max(upipe_step) > {3 * EVERY_STEPS}")
         self.hold_panels_to(STEADY)
