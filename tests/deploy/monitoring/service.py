@@ -135,7 +135,7 @@ class Service:
                 continue
         return sorted(found)
 
-    def until(self, what, look, seconds=30):
+    def until(self, what, look, seconds=60):
         """Looks until there is something; what it is."""
         end = time.monotonic() + seconds
         while not (found := look()):
@@ -147,6 +147,6 @@ class Service:
             time.sleep(0.1)
         return found
 
-    def await_query(self, expr, seconds=30):
+    def await_query(self, expr, seconds=60):
         """Until Prometheus answers with something."""
         return self.until(expr, lambda: self.prometheus.now(expr, time.time()), seconds)
