@@ -155,6 +155,7 @@ void MetricsEndpoint::SetMemory(Slot& slot, const std::string& name, const char*
     const Values values = {name, pool, tag.tag()};
     slot.gauges.Set(memory.bytes, values, static_cast<double>(tag.bytes()));
     slot.gauges.Set(memory.tag_peak, values, static_cast<double>(tag.peak_bytes()));
+    slot.gauges.Set(memory.tag_at_peak, values, static_cast<double>(tag.at_peak_bytes()));
   }
   slot.gauges.Set(memory.peak, {name, pool}, static_cast<double>(usage.peak_bytes()));
   slot.gauges.Set(memory.arena, {name, pool}, static_cast<double>(usage.arena_bytes()));

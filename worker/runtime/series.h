@@ -46,6 +46,12 @@ struct MemorySeries {
                                     .labels = {"slot", "pool", "tag"},
                                     .help = "Each tag's own peak, also inside steps",
                                     .absent = kUntilFirstStep});
+  Gauges tag_at_peak = registry.Gauge({.name = "upipe_memory_tag_at_peak_bytes",
+                                       .unit = "bytes",
+                                       .labels = {"slot", "pool", "tag"},
+                                       .help = "Each tag's share of upipe_memory_peak_bytes: what "
+                                               "it held at that moment",
+                                       .absent = kUntilFirstStep});
   Gauges planned_tag_peak = registry.Gauge({.name = "upipe_memory_planned_tag_peak_bytes",
                                             .unit = "bytes",
                                             .labels = {"slot", "pool", "tag"},

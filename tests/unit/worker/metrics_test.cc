@@ -34,6 +34,7 @@ void AddTag(v1::MemoryUsage& usage, const std::string& name, int64_t bytes, int6
   tag.set_tag(name);
   tag.set_bytes(bytes);
   tag.set_peak_bytes(peak);
+  tag.set_at_peak_bytes(peak - 1);
 }
 
 v1::StartRank StartOf(const std::string& job, int64_t planned_bytes) {
@@ -218,6 +219,7 @@ TEST_F(WorkerMetricsTest, AStepIsShownAndCounted) {
       "node=\"n1\",pool=\"device\",slot=\"0\",tag=\"weights\",worker=\"w1\"";
   EXPECT_EQ(ValueOf("upipe_memory_bytes", weights), 10);
   EXPECT_EQ(ValueOf("upipe_memory_tag_peak_bytes", weights), 20);
+  EXPECT_EQ(ValueOf("upipe_memory_tag_at_peak_bytes", weights), 19);
   EXPECT_EQ(
       ValueOf("upipe_memory_arena_bytes", "node=\"n1\",pool=\"device\",slot=\"0\",worker=\"w1\""),
       600);
