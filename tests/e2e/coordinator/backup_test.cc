@@ -138,7 +138,12 @@ TEST_F(BackupTest, OneAtATimeAndAReaderThatLeavesIsForgotten) {
   for (int i = 0; i < 200; ++i) {
     ASSERT_TRUE(Submit(spec, absl::StrCat("r", i), &job).ok());
   }
-  const auto admin = v1::AdminService::NewStub(channel_);
+  // A reader whose window does not grow with what it measures of the connection.
+  grpc::ChannelArguments narrow;
+  narrow.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+  narrow.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 64 << 10);
+  const auto admin = v1::AdminService::NewStub(
+      grpc::CreateCustomChannel(address_, grpc::InsecureChannelCredentials(), narrow));
   {
     grpc::ClientContext context;
     const auto stream = admin->Backup(&context, {});
