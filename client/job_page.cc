@@ -35,10 +35,25 @@ class RecordReader {
       // Where the coordinator has no file: those of rank 0 itself.
       if (all_of_rank_0) ReadSteps(Request(v1::RANK_FILE_STEPS, 0, generation), record_.steps);
     }
+    if (record_.steps.missing_steps() > 0) FillFromRank0(fullest);
     ReadTimeline(fullest);
   }
 
  private:
+  // What the coordinator could not take, rank 0's worker may have; else the page counts it.
+  void FillFromRank0(int fullest) {
+    report::StepSeries own = record_.fullest;
+    if (fullest != 0) {
+      own = {};
+      const size_t known = record_.missing.size();
+      for (const int64_t generation : Generations()) {
+        ReadSteps(Request(v1::RANK_FILE_STEPS, 0, generation), own);
+      }
+      record_.missing.resize(known);
+    }
+    if (own.points().size() > record_.steps.points().size()) record_.steps = std::move(own);
+  }
+
   // Ended ones that are known, then the latest, ascending.
   std::vector<int64_t> Generations() const {
     std::vector<int64_t> generations;
