@@ -16,7 +16,7 @@ DOCKER = ROOT / "deploy" / "docker"
 INSTALL = DOCKER / "install.sh"
 FILES = (DOCKER / "Dockerfile", DOCKER / "Dockerfile.cuda")
 # For documents, checks and tests.
-NOT_SHIPPED = {"upipe-memory-figures", "upipe-gpu-check", "upipe-fake-trainer", "upipe-fake-plan"}
+NOT_SHIPPED = {"upipe-memory-figures", "upipe-metrics-doc", "upipe-sample-pages", "upipe-gpu-check", "upipe-fake-trainer", "upipe-fake-plan"}
 
 
 def shipped():
