@@ -70,6 +70,7 @@ struct NcclComm {
   std::shared_ptr<void> open;         // FakeNccl::Transfer
   std::shared_ptr<void> pending;      // not on its stream yet
   int looks_left = 0;
+  int settling = 0;  // looks until a part, which is there, can be used
   int splits = 0;
   NcclComm* splitting = nullptr;  // the part that is made of it
   NcclComm** split_to = nullptr;  // where it goes once all have come
@@ -153,7 +154,7 @@ void FakeNccl::Forbid(const std::string& what) {
 void FakeNccl::CheckUsable(NcclComm* comm, const char* call) {
   std::lock_guard lock(mutex_);
   if (comm->freed) violations_.push_back(absl::StrCat(call, " of a communicator that is gone"));
-  if (comm->pending != nullptr || comm->splitting != nullptr)
+  if (comm->pending != nullptr || comm->splitting != nullptr || comm->settling > 0)
     violations_.push_back(absl::StrCat(call, " while in progress"));
 }
 
@@ -192,6 +193,7 @@ NcclResult FakeNccl::CommSplit(NcclComm* whole, int colour, const NcclConfig& co
   std::unique_ptr<NcclComm> made =
       Join(absl::StrCat(whole->id, ", split ", whole->splits++, ", colour ", colour), config);
   std::lock_guard lock(mutex_);
+  made->settling = options_.looks_in_progress;
   if (!whole->shares) violations_.push_back("CommSplit of a communicator that does not share");
   whole->splitting = made.get();
   whole->split_to = part;
@@ -220,6 +222,10 @@ NcclResult FakeNccl::AsyncError(NcclComm* comm, NcclResult* error) {
     for (int rank = 0; rank < comm->size && comm->finalizing; ++rank)
       waits |= !clique.aborted[rank] && !clique.finalized[rank];
     if (waits) *error = NcclResult::kInProgress;
+  }
+  if (comm->settling > 0) {
+    --comm->settling;
+    *error = NcclResult::kInProgress;
   }
   if (comm->pending == nullptr) return NcclResult::kSuccess;
   if (--comm->looks_left > 0) {
