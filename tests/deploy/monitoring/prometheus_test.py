@@ -141,15 +141,17 @@ class Seen(unittest.TestCase):
 
     def test_5_a_full_checkpoint_folder(self):
         filler = self.here.folder / "checkpoints" / "filler"
-        with open(filler, "wb") as file:
-            try:
-                while True:
-                    file.write(b"x" * 65536)
-                    file.flush()
-            except OSError:
-                pass
-        self.here.await_query("sum(increase(upipe_coordinator_checkpoint_problems_total[10s])) > 0.5 "
-                              "and sum(increase(upipe_checkpoint_problems_total[10s])) > 0.5")
+        problems = ("sum(increase(upipe_coordinator_checkpoint_problems_total[10s])) > 0.5 "
+                    "and sum(increase(upipe_checkpoint_problems_total[10s])) > 0.5")
+        with open(filler, "wb", buffering=0) as file:
+            def full():
+                """Also of what older checkpoints left since."""
+                try:
+                    while True:
+                        file.write(b"x" * 65536)
+                except OSError:
+                    return self.here.prometheus.now(problems, time.time())
+            self.here.until(problems, full, 60)
         self.hold_panels_to(FULL)
         filler.unlink()
 
