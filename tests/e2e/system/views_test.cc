@@ -84,7 +84,8 @@ TEST_F(Views, APageShowsEveryAttemptAlsoWhenAWorkerIsGone) {
   kill(trainers[0], SIGKILL);
   cluster_.AwaitState(job, "SUCCEEDED", kPatience);
   const json described = cluster_.Describe(job);
-  ASSERT_EQ(described.value("generation", ""), "2");
+  // More of them where the machine stood still longer than a worker may be silent.
+  ASSERT_GE(std::stoi(described.value("generation", "0")), 2);
   const std::string peak = described["ranks"][0]["last_report"]["memory"].value("arena_bytes", "0");
   std::string page = Page(job, &errors);
   EXPECT_EQ(errors, "");
