@@ -1,5 +1,5 @@
 """The images without a container engine: what their Dockerfiles promise, and that the runtime packages carry the programs.
-deploy/docker/try_image.py runs the Dockerfile's own steps in a minimal Debian root."""
+deploy/docker/try_image.sh runs the Dockerfile's own steps in a minimal Debian root."""
 
 import os
 import pathlib
@@ -16,7 +16,8 @@ DOCKER = ROOT / "deploy" / "docker"
 INSTALL = DOCKER / "install.sh"
 FILES = (DOCKER / "Dockerfile", DOCKER / "Dockerfile.cuda")
 # For documents, checks and tests.
-NOT_SHIPPED = {"upipe-memory-figures", "upipe-metrics-doc", "upipe-sample-pages", "upipe-gpu-check", "upipe-fake-trainer", "upipe-fake-plan"}
+NOT_SHIPPED = {"upipe-memory-figures", "upipe-metrics-doc", "upipe-sample-pages", "upipe-gpu-check", "upipe-fake-trainer",
+               "upipe-fake-plan"}
 
 
 def shipped():
@@ -44,12 +45,12 @@ def owners(paths):
 
 def closure(packages):
     """The packages and all they depend on, as far as installed here."""
-    done, todo = set(), set(packages)
-    while todo:
-        text = subprocess.run(["dpkg-query", "--show", "--showformat=${Package} ${Pre-Depends},${Depends}\\n", *sorted(todo)],
+    done, left = set(), set(packages)
+    while left:
+        text = subprocess.run(["dpkg-query", "--show", "--showformat=${Package} ${Pre-Depends},${Depends}\\n", *sorted(left)],
                               capture_output=True, text=True).stdout
-        done |= todo
-        todo = set(re.findall(r"[a-z0-9][a-z0-9+.-]+", re.sub(r"\([^)]*\)|:any", "", text))) - done
+        done |= left
+        left = set(re.findall(r"[a-z0-9][a-z0-9+.-]+", re.sub(r"\([^)]*\)|:any", "", text))) - done
     return done
 
 
