@@ -8,6 +8,8 @@
 
 #include <cstdio>
 #include <fstream>
+#include <iostream>
+#include <optional>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -86,6 +88,9 @@ std::set<std::string> NamesOf(const std::vector<MetricDescriptor>& descriptors) 
   return names;
 }
 
+namespace {
+
+// Empty: nothing.
 std::vector<std::string> NamingFaults(const std::vector<MetricDescriptor>& descriptors) {
   static const std::set<std::string> units = {"",     "seconds", "bytes",   "tokens",
                                               "nats", "ratio",   "tokens/s"};
@@ -114,6 +119,7 @@ std::vector<std::string> NamingFaults(const std::vector<MetricDescriptor>& descr
   return faults;
 }
 
+// Of `promtool check metrics`; none where there is no promtool.
 std::optional<std::string> PromtoolFaults(const std::string& text) {
   const std::string path = absl::StrCat(::testing::TempDir(), "/metrics-", getpid(), ".txt");
   std::ofstream(path) << text;
@@ -125,6 +131,17 @@ std::optional<std::string> PromtoolFaults(const std::string& text) {
   unlink(path.c_str());
   if (WIFEXITED(status) && WEXITSTATUS(status) == 127) return std::nullopt;  // the shell found none
   return status == 0 ? said : absl::StrCat(said, "exit status ", status);
+}
+
+}  // namespace
+
+void ExpectServedAndWellNamed(const std::string& text,
+                              const std::vector<MetricDescriptor>& descriptors) {
+  EXPECT_EQ(NamesOf(text), NamesOf(descriptors));
+  EXPECT_EQ(NamingFaults(descriptors), std::vector<std::string>());
+  const std::optional<std::string> faults = PromtoolFaults(text);
+  if (!faults) std::cout << "promtool is not installed: its lint was skipped\n";
+  EXPECT_EQ(faults.value_or(""), "");
 }
 
 }  // namespace upipe::testing

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <map>
-#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -27,10 +26,9 @@ std::set<std::string> NamesOf(const std::string& text);
 std::set<std::string> NeverAbsent(const std::vector<MetricDescriptor>& descriptors);
 std::set<std::string> NamesOf(const std::vector<MetricDescriptor>& descriptors);
 
-// What is wrong with how descriptors name things; empty: nothing.
-std::vector<std::string> NamingFaults(const std::vector<MetricDescriptor>& descriptors);
-
-// What `promtool check metrics` says; none where there is no promtool.
-std::optional<std::string> PromtoolFaults(const std::string& text);
+// That `text` has series of every descriptor and of no other, and that descriptors name things as
+// they should; also by `promtool check metrics`, where there is one.
+void ExpectServedAndWellNamed(const std::string& text,
+                              const std::vector<MetricDescriptor>& descriptors);
 
 }  // namespace upipe::testing

@@ -157,12 +157,7 @@ TEST_F(WorkerMetricsTest, WhatIsNeverAbsentIsThereFromTheStartAndNothingElse) {
 
 TEST_F(WorkerMetricsTest, EveryDescriptorIsServedAndWellNamed) {
   LiveThroughEverything();
-  const std::string text = Text();
-  EXPECT_EQ(testing::NamesOf(text), testing::NamesOf(declared_.descriptors()));
-  EXPECT_THAT(testing::NamingFaults(declared_.descriptors()), IsEmpty());
-  const std::optional<std::string> faults = testing::PromtoolFaults(text);
-  if (!faults) std::cout << "promtool is not installed: its lint was skipped\n";
-  EXPECT_EQ(faults.value_or(""), "");
+  testing::ExpectServedAndWellNamed(Text(), declared_.descriptors());
 }
 
 TEST_F(WorkerMetricsTest, NamesAreThoseOfTheKernels) {
