@@ -1,6 +1,6 @@
 """A real Prometheus, the real daemons and a job: every query of every panel and every rule answers what it should, in the
-situation it is for. Failures are made: ranks killed and stopped, a full checkpoint folder, a worker and a coordinator that
-are gone."""
+situation it is for. Failures are made: ranks killed and stopped, steps that are skipped, a full checkpoint folder, a worker
+and a coordinator that are gone."""
 
 import os
 import re
@@ -13,7 +13,7 @@ import xml.etree.ElementTree
 
 import service
 from boards import ROOT, dashboards, each_panel, each_query, needs_prometheus
-from expectations import EXPECTED, FULL, GONE, LOST, MAY_HOLD, PROVOKED, QUEUE, QUIET, RECORDED, RESTARTED, STEADY
+from expectations import EXPECTED, FULL, GONE, LOST, MAY_HOLD, PROVOKED, QUEUE, QUIET, RECORDED, RESTARTED, SKIPPED, STEADY
 from rules_test import rules
 from service import Service
 
@@ -65,11 +65,12 @@ class Seen(unittest.TestCase):
                                   "train.eval_every=10", "memory.overlap=on",
                                   f"checkpoint.path={cls.here.folder / 'checkpoints'}", f"checkpoint.every_steps={EVERY_STEPS}")
 
-    def filled(self, expr):
+    def filled(self, expr, job):
         expr = expr.replace("$__rate_interval", "10s").replace("$__range", "10m")
-        return expr.replace("$job", self.job).replace("$node", ".+").replace("$slot", ".+")
+        return expr.replace("$job", job).replace("$node", ".+").replace("$slot", ".+")
 
-    def hold_panels_to(self, situation):
+    def hold_panels_to(self, situation, job=None):
+        """Of the job that all facts are of, unless another one is chosen in the dashboards."""
         facts = Facts(self.here, self.job) if situation != GONE else None
         for name, panel, target in each_query():
             where, checks = EXPECTED[name][panel["title"]]
@@ -77,7 +78,7 @@ class Seen(unittest.TestCase):
                 continue
             check = checks[panel["targets"].index(target)]
             with self.subTest(dashboard=name, panel=panel["title"], query=target["refId"]):
-                expr = self.filled(target["expr"])
+                expr = self.filled(target["expr"], job or self.job)
                 entries = self.here.prometheus.now(expr, time.time())
                 wrong = check(entries, facts)
                 if wrong is not None and facts is not None:  # of a step that the facts do not know yet
@@ -138,6 +139,15 @@ class Seen(unittest.TestCase):
         here.await_query('sum(upipe_jobs{state="running"}) == 1')
         here.await_query("min(upipe_step) > 0")
         self.hold_panels_to(RESTARTED)
+
+    def test_4_skipped_steps(self):
+        here = self.here
+        wild = here.submit("wild", "parallel.ranks=1", "train.steps=1000000", "optimizer.learning_rate=1e30",
+                           "optimizer.max_skipped_steps=1000000")
+        here.await_query("max(increase(upipe_skipped_steps_total[10s])) > 1")
+        self.hold_panels_to(SKIPPED, wild)
+        here.upipe("cancel", wild)
+        here.await_query(f'absent(upipe_attempt_info{{job="{wild}"}})')
 
     def test_5_a_full_checkpoint_folder(self):
         filler = self.here.folder / "checkpoints" / "filler"
