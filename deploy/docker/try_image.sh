@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs the steps of deploy/docker/Dockerfile without a container engine: each stage's RUN lines in a minimal Debian root,
-# then every program of the image and a small training as the image's user.
+# Runs the steps of deploy/docker/Dockerfile, or of Dockerfile.cuda, without a container engine: each stage's RUN lines in a
+# minimal Debian root, then every program of the image and a small training as the image's user.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
@@ -8,14 +8,17 @@ FILE=deploy/docker/Dockerfile
 STEPS=tests/deploy/homes/dockerfile.py
 bin=${UPIPE_BIN_DIR:-$PWD/build/bin}
 build=false
+toolkit=
 roots=()
 
 usage() {
   cat <<'END'
-usage: deploy/docker/try_image.sh [--build]
+usage: deploy/docker/try_image.sh [--build | --cuda FOLDER]
 
-  --build   run the build stage too, which compiles everything (an hour on two cores); without it the programs of
+  --build   run the build stage too, which compiles all programs (ten minutes on two cores); without it those of
             UPIPE_BIN_DIR or build/bin take its place
+  --cuda FOLDER   both stages of Dockerfile.cuda; the toolkit in FOLDER, cuDNN and NCCL in it, stands at /usr/local/cuda of
+            both roots, as in an image that has CUDA (a quarter of an hour on two cores)
 
 Needs root, and Debian's archive as tools/fresh_machine.sh does; the roots are removed at the end.
 END
@@ -28,7 +31,12 @@ finish() {
   trap - EXIT
   for root in "${roots[@]}"; do
     umount "$root/proc" 2>/dev/null || true
-    if mountpoint -q "$root/proc"; then outcome=1; else rm -rf --one-file-system "$root"; fi
+    umount "$root/usr/local/cuda" 2>/dev/null || true
+    if mountpoint -q "$root/proc" || mountpoint -q "$root/usr/local/cuda"; then
+      outcome=1
+    else
+      rm -rf --one-file-system "$root"
+    fi
   done
   exit "$outcome"
 }
@@ -38,6 +46,15 @@ make_root() {
   roots+=("$1")
   tools/fresh_machine.sh --root "$1" --no-run
   mount -t proc proc "$1/proc"
+  [[ -z $toolkit ]] || give_cuda "$1"
+}
+
+# What the images that Dockerfile.cuda builds on have beside Debian.
+give_cuda() {
+  mkdir "$1/usr/local/cuda"
+  mount --bind -o ro "$toolkit" "$1/usr/local/cuda"
+  echo /usr/local/cuda/lib64 >"$1/etc/ld.so.conf.d/cuda.conf"
+  chroot "$1" /sbin/ldconfig
 }
 
 # inside ROOT USER FOLDER COMMAND: with nothing of this machine but how it reaches the archive.
@@ -61,6 +78,7 @@ run_stage() {
 main() {
   case ${1:-} in
     --build) build=true ;;
+    --cuda) build=true FILE+=.cuda toolkit=$(realpath "${2:?--cuda needs a folder}") ;;
     '') ;;
     -h | --help) usage; exit 0 ;;
     *) usage >&2; exit 2 ;;
