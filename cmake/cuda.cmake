@@ -78,6 +78,10 @@ set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 set(CMAKE_CUDA_EXTENSIONS OFF)
 cmake_path(GET UPIPE_NVCC PARENT_PATH CUDAToolkit_ROOT)
 cmake_path(GET CUDAToolkit_ROOT PARENT_PATH CUDAToolkit_ROOT)
+if(NOT TARGET CUDA::nvToolsExt)
+  # CMake 3.25.1 marks it as deprecated without asking whether it is there, and CUDA 13 has none.
+  add_library(CUDA::nvToolsExt INTERFACE IMPORTED)
+endif()
 find_package(CUDAToolkit 13 REQUIRED)
 
 upipe_cuda_library(UPIPE_CUDART "the static CUDA runtime" cudart_static)
