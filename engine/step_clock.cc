@@ -56,6 +56,7 @@ std::optional<Slice> SliceSums::Turn(Lane lane, int64_t nanos, std::optional<Sta
 struct StepClock::LaneRecord {
   struct Change {
     kernels::TimeStamp at{0};
+    int64_t host_nanos = 0;  // when it was asked for
     std::optional<StageName> name;
     Moment moment;
   };
@@ -79,6 +80,7 @@ struct StepClock::LaneRecord {
 
 StepClock::StepClock(const Capacity& capacity) : capacity_(capacity) {
   slices_.reserve(capacity.slices);
+  places_.reserve(2 * capacity.slices + 2);  // and where the step begins and ends
 }
 
 StepClock::~StepClock() = default;
@@ -100,23 +102,40 @@ void StepClock::Watch(const RankStreams& streams) {
 void StepClock::BeginStep(bool keep_slices) {
   sums_ = SliceSums();
   slices_.clear();
+  places_.clear();
   keeps_slices_ = keep_slices;
+  const int64_t now = kernels::SteadyNanos();
+  places_.push_back({now, now});
   recording_ = lanes_[0] != nullptr;
 }
 
 absl::Status StepClock::EndStep() {
   if (!recording_) return absl::OkStatus();
   recording_ = false;
+  const int64_t enqueued = kernels::SteadyNanos();
   for (const auto& lane : lanes_) {
     UPIPE_CHECK(lane->depth == 0) << lane->depth << " slices open at the end of a step";
     UPIPE_RETURN_IF_ERROR(lane->stream->Synchronize());
   }
   Fold();
+  places_.push_back({enqueued, std::max(kernels::SteadyNanos(), places_.back().lane_nanos)});
   for (const auto& lane : lanes_) lane->last_nanos = 0;
   std::sort(slices_.begin(), slices_.end(), [](const Slice& a, const Slice& b) {
     return std::tie(a.begin_nanos, a.lane) < std::tie(b.begin_nanos, b.lane);
   });
   return absl::OkStatus();
+}
+
+int64_t StepClock::LaneNanos(int64_t host_nanos) const {
+  const auto after = std::upper_bound(places_.begin(), places_.end(), host_nanos,
+                                      [](int64_t t, const Place& p) { return t < p.host_nanos; });
+  if (after == places_.begin()) return host_nanos;
+  const Place& before = *(after - 1);
+  if (after == places_.end()) return before.lane_nanos;
+  const double share = static_cast<double>(host_nanos - before.host_nanos) /
+                       static_cast<double>(after->host_nanos - before.host_nanos);
+  return before.lane_nanos +
+         static_cast<int64_t>(share * static_cast<double>(after->lane_nanos - before.lane_nanos));
 }
 
 StepClock::LaneRecord* StepClock::Find(const kernels::Stream& stream) {
@@ -161,6 +180,7 @@ void StepClock::Turn(LaneRecord& lane, std::optional<StageName> name, const Mome
   LaneRecord::Change& change = lane.changes[(lane.first + lane.count) % lane.size];
   ++lane.count;
   change.at.store(0, std::memory_order_relaxed);
+  change.host_nanos = kernels::SteadyNanos();
   change.name = name;
   change.moment = moment;
   lane.stream->Stamp(&change.at);
@@ -191,6 +211,9 @@ void StepClock::Fold() {
       } else {
         ++sums_.times().dropped_slices;
       }
+    }
+    if (next->lane == Lane::kCompute && keeps_slices_ && places_.size() + 1 < places_.capacity()) {
+      places_.push_back({change.host_nanos, std::max(at, places_.back().lane_nanos)});
     }
     next->last_nanos = at;
     next->first = (next->first + 1) % next->size;

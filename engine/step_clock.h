@@ -97,6 +97,10 @@ class StepClock {
   // Of the last step that ended; slices by begin.
   const StepTimes& times() const { return sums_.times(); }
   absl::Span<const Slice> slices() const { return slices_; }
+  // When the compute lane came to what the host was at then: the host enqueues a step ahead of its
+  // streams. Of the last step, if it kept slices; both of std::chrono::steady_clock. Between two
+  // turns of the lane in proportion.
+  int64_t LaneNanos(int64_t host_nanos) const;
 
   // Where the step is, for slices that do not say.
   void set_moment(const Moment& moment) { moment_ = moment; }
@@ -120,6 +124,11 @@ class StepClock {
   std::array<std::unique_ptr<LaneRecord>, kNumLanes> lanes_;
   SliceSums sums_;
   std::vector<Slice> slices_;
+  struct Place {
+    int64_t host_nanos = 0;
+    int64_t lane_nanos = 0;
+  };
+  std::vector<Place> places_;  // turns of the compute lane; both times ascend
 };
 
 // While it lives, what is enqueued on the context's stream is a slice of that stage.

@@ -138,7 +138,8 @@ class Trace {
   }
 
   void AddNames() {
-    events_.NameProcess(kProcess, absl::StrCat(plan_.spec().name(), ", rank ", timeline_.rank));
+    events_.NameProcess(kProcess,
+                        absl::StrCat("rank ", timeline_.rank, " of ", plan_.spec().name()));
     for (int track = kStep; track <= (timeline_.timed ? kCopies : kStep); ++track) {
       events_.NameThread(kProcess, track, kTrackNames[track]);
     }

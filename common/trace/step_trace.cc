@@ -153,7 +153,7 @@ std::string StepTrace(const std::string& job, const std::vector<v1::StepTimeline
     lanes[step.rank()];
   }
   for (const auto& [rank, numbers] : lanes) {
-    events.NameProcess(rank + 1, absl::StrCat(job, ", rank ", rank));
+    events.NameProcess(rank + 1, absl::StrCat("rank ", rank, " of ", job));
     for (const int lane : numbers) events.NameThread(rank + 1, lane + 1, LaneName(lane));
   }
   int64_t dropped = 0;

@@ -153,7 +153,7 @@ void StepTimelines::Tell(int64_t step) {
   }
   for (const MemorySamples::Sample& sample : memory_->samples()) {
     v1::StepTimeline::MemorySample& told = *message.add_memory();
-    told.set_nanos(sample.nanos - begin_nanos_);
+    told.set_nanos(params_.clock.LaneNanos(sample.nanos) - begin_nanos_);
     told.set_tag(static_cast<int>(sample.tag));
     told.set_host(sample.host);
     told.set_bytes(sample.bytes);

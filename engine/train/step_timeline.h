@@ -21,9 +21,9 @@ namespace upipe::train {
 // The first step is told, and then at most one in so long.
 inline constexpr absl::Duration kTimelineEvery = absl::Seconds(30);
 
-// What the pools of a device hold by category, from change to change, at the host's time. In less
-// and less detail where there are more changes than room: of each interval, each category's largest
-// and its last.
+// What the pools of a device hold by category, from change to change, at the host's time; timelines
+// tell it at the compute lane's. In less and less detail where there are more changes than room: of
+// each interval, each category's largest and its last.
 class MemorySamples {
  public:
   struct Sample {

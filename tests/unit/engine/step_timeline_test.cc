@@ -242,6 +242,52 @@ TEST_F(StepTimelineTest, TheFirstStepAndThenOneInAWhile) {
   EXPECT_THAT(StagesOf(told[0].reports[2]), IsSupersetOf(kAlways));
 }
 
+// Nanosecond at which the last slice of a pass ends on the compute lane.
+int64_t EndOfPass(const v1::StepTimeline& timeline, const std::string& pass) {
+  int64_t end = 0;
+  for (const auto& slice : timeline.slices()) {
+    if (slice.lane() == v1::StepTimeline::LANE_COMPUTE && slice.pass() == pass) {
+      end = std::max(end, slice.end_nanos());
+    }
+  }
+  return end;
+}
+
+// The host enqueues a step long before its streams get there; memory is told at their time.
+TEST_F(StepTimelineTest, MemoryIsToldWhereItIsUsed) {
+  for (const bool overlap : {false, true}) {
+    const auto told = Run({.ranks = 2, .context = 1024, .overlap = overlap});
+    for (const Told& rank : told) {
+      ASSERT_TRUE(rank.status.ok()) << rank.status;
+      const v1::StepTimeline& timeline = rank.timelines[1];
+      const int64_t forward = EndOfPass(timeline, "forward"), loss = EndOfPass(timeline, "loss");
+      ASSERT_LT(forward, loss);
+      int64_t before = 0;
+      std::map<std::string, v1::StepTimeline::MemorySample> last;
+      std::map<std::string, int64_t> held;  // nanoseconds with bytes
+      for (const auto& sample : timeline.memory()) {
+        const std::string& tag = timeline.tags(sample.tag());
+        EXPECT_GE(sample.nanos(), before) << tag;
+        before = sample.nanos();
+        if (last[tag].bytes() > 0) held[tag] += sample.nanos() - last[tag].nanos();
+        last[tag] = sample;
+        if (sample.bytes() == 0) continue;
+        if (tag == "logits") {
+          EXPECT_GE(sample.nanos(), forward);
+          EXPECT_LE(sample.nanos(), loss);
+        }
+        if (tag == "attn_grad") {
+          EXPECT_GE(sample.nanos(), loss);
+        }
+      }
+      for (const char* tag : {"logits", "mlp", "attn_q", "attn_grad"}) {
+        EXPECT_GT(held[tag], 0) << tag;
+        EXPECT_LT(held[tag], EndOfPass(timeline, "optimizer")) << tag;
+      }
+    }
+  }
+}
+
 class MemorySamplesTest : public ::testing::Test {
  protected:
   static std::unique_ptr<kernels::Device> NewDevice() {
