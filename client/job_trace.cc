@@ -88,6 +88,7 @@ absl::StatusOr<Trace> MakeTrace(Console& console, const TraceOptions& options) {
   Timelines timelines;
   std::vector<int64_t> seen;
   std::vector<std::string> failures;
+  absl::Status away;  // of the first worker that may have what is looked for
   for (const int rank : ranks) {
     v1::LogsRequest request;
     request.set_id(id);
@@ -98,8 +99,10 @@ absl::StatusOr<Trace> MakeTrace(Console& console, const TraceOptions& options) {
     const absl::Status read = ReadRank(console, request, options.step, seen, timelines);
     if (HasReason(read, Reason::kJobNotStarted) || absl::IsInvalidArgument(read)) return read;
     if (!read.ok()) failures.push_back(Missing(request, read));
+    if (IsOutage(read)) away.Update(read);
   }
   if (timelines.empty()) {
+    UPIPE_RETURN_IF_ERROR(away);
     return NoSuchStep(id, options.step, seen, failures.empty() ? "" : failures.front());
   }
   for (const std::string& failure : failures) {

@@ -229,7 +229,7 @@ TEST_F(JobTraceTest, ARankThatCannotBeReadIsNamed) {
   EXPECT_EQ(JobTrace(over_files_, {"demo", path_}), kExitDone);
   EXPECT_THAT(err_.str(), HasSubstr("not in the trace: the timelines of rank 1: w1 is lost"));
   files_.failures[{v1::RANK_FILE_TIMELINES, 0, 0}] = RpcError(Reason::kWorkerLost, "w0 is lost");
-  EXPECT_NE(JobTrace(over_files_, {"demo", path_}), kExitDone);
+  EXPECT_EQ(JobTrace(over_files_, {"demo", path_}), kExitFailed);  // no wrong request
   EXPECT_THAT(err_.str(), HasSubstr("w0 is lost"));
 }
 
