@@ -90,7 +90,7 @@ std::string Missing(const v1::LogsRequest& request, const absl::Status& status) 
 }
 
 absl::Status WriteWhole(const std::string& path, const std::string& text) {
-  UPIPE_ASSIGN_OR_RETURN(NewFile file, NewFile::Create(path));
+  UPIPE_ASSIGN_OR_RETURN(NewFile file, NewFile::Create(path, 0666));
   UPIPE_RETURN_IF_ERROR(file.Write(text));
   return file.Commit();
 }

@@ -35,7 +35,7 @@ absl::Status NewFile::Failure(const std::string& what, int error) const {
                   {{"file", path_}});
 }
 
-absl::StatusOr<NewFile> NewFile::Create(const std::string& path) {
+absl::StatusOr<NewFile> NewFile::Create(const std::string& path, mode_t mode) {
   std::error_code none;
   const std::filesystem::file_status there = std::filesystem::symlink_status(path, none);
   if (std::filesystem::exists(there) && !std::filesystem::is_regular_file(there)) {
@@ -45,7 +45,7 @@ absl::StatusOr<NewFile> NewFile::Create(const std::string& path) {
                     {{"file", path}});
   }
   std::string temporary = absl::StrCat(path, ".", RandomNonce().substr(0, 8), ".part");
-  const int fd = open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+  const int fd = open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
   if (fd < 0) {
     return RpcError(Reason::kFileUnwritable,
                     absl::StrCat("cannot write ", path, ": ", strerror(errno)), {{"file", path}});

@@ -1,6 +1,8 @@
 // A file that appears whole or not at all: written beside its place, synced, then renamed over it.
 #pragma once
 
+#include <sys/types.h>
+
 #include <string>
 
 #include "absl/status/status.h"
@@ -11,9 +13,9 @@ namespace upipe::client {
 
 class NewFile {
  public:
-  // FILE_UNWRITABLE names the path and why; a folder, link or device is never replaced. Only its
-  // owner may read the file.
-  static absl::StatusOr<NewFile> Create(const std::string& path);
+  // FILE_UNWRITABLE names the path and why; a folder, link or device is never replaced. Unless
+  // `mode` lets others, less the umask, only its owner may read the file.
+  static absl::StatusOr<NewFile> Create(const std::string& path, mode_t mode = 0600);
   NewFile(NewFile&& other) noexcept;
   NewFile& operator=(NewFile&&) = delete;
   // Removes what was not committed.

@@ -49,13 +49,16 @@ std::string Header(const JobRecord& record, const PageExtras& extras) {
   }
   if (const int64_t missing = record.steps.missing_steps(); missing > 0) {
     absl::StrAppend(&out, "<p class=\"missing bad\">Missing on this page: the records of ",
-                    FormatCount(missing), " steps, which the coordinator could not take.</p>\n");
+                    FormatCount(missing), missing == 1 ? " step" : " steps",
+                    ", which the coordinator could not take.</p>\n");
   }
   return out;
 }
 
-std::string ProgressTile(const v1::Job& job, int64_t step) {
+// After a restart the job repeats steps that are recorded.
+std::string ProgressTile(const v1::Job& job, int64_t recorded) {
   const int64_t wanted = job.spec().train().steps();
+  const int64_t step = job.has_last_report() ? job.last_report().step() : recorded;
   std::string value = absl::StrCat(FormatCount(step), " of ", FormatCount(wanted));
   std::string note;
   if (job.started_unix_millis() != 0 && job.ended_unix_millis() != 0) {
@@ -67,6 +70,11 @@ std::string ProgressTile(const v1::Job& job, int64_t step) {
     absl::StrAppend(&note, note.empty() ? "" : ", ", restarts,
                     restarts == 1 ? " restart" : " restarts");
   }
+  int64_t furthest = 0;
+  for (const v1::AttemptSummary& attempt : job.attempts()) {
+    furthest = std::max(furthest, attempt.last_step());
+  }
+  if (furthest > step) absl::StrAppend(&note, "; was at ", FormatCount(furthest), " before");
   return Tile("Steps", value, note);
 }
 

@@ -4,6 +4,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <map>
@@ -107,6 +108,24 @@ TEST_F(JobPageTest, ReadsEveryAttemptOfTheFullestRank) {
                           HasSubstr("Step 17 of rank 1"), Not(HasSubstr("Missing on this page"))));
   EXPECT_THAT(out_.str(), HasSubstr("page.html: demo-x3kqab"));
   EXPECT_EQ(err_.str(), "");
+}
+
+TEST_F(JobPageTest, AfterARestartTheJobIsWhereItIsNow) {
+  v1::Job& job = files_.jobs[0];
+  job.set_state(v1::JOB_STATE_RUNNING);
+  job.mutable_last_report()->set_step(12);
+  job.mutable_attempts(0)->set_last_step(20);
+  EXPECT_EQ(Report(), kExitDone) << err_.str();
+  EXPECT_THAT(ReadText(path_), AllOf(HasSubstr("12 of 20"), HasSubstr("was at 20 before")));
+}
+
+TEST_F(JobPageTest, OthersMayReadItAsTheUmaskSays) {
+  const mode_t before = umask(027);
+  EXPECT_EQ(Report(), kExitDone) << err_.str();
+  umask(before);
+  struct stat info;
+  ASSERT_EQ(stat(path_.c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 0777, mode_t{0640});
 }
 
 TEST_F(JobPageTest, AWorkerThatIsGoneIsNamedOnThePage) {
