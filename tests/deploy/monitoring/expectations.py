@@ -10,6 +10,9 @@ TAGS = {"weights", "gradients", "optimizer", "residual", "attn_q", "attn_kv", "a
         "comm", "workspace", "checkpoint"}
 STAGES = {"projection", "exchange", "attention", "return", "mlp", "loss", "embedding", "weights", "gradients", "optimizer", "offload"}
 OPERATIONS = {"all_to_all", "ring", "all_gather", "reduce_scatter", "all_reduce", "barrier"}
+# A session ends, and begins again, where a busy machine kept its worker from speaking.
+METHODS = {"JobService.Submit", "JobService.GetJob", "JobService.ListJobs", "JobService.Watch", "NodeService.ListNodes",
+           "WorkerService.Session"}
 PASSES = {"idle", "starting", "restoring", "embed", "forward", "loss", "backward", "optimizer", "evaluate", "checkpoint", "done"}
 
 
@@ -249,8 +252,7 @@ COORDINATOR = {
     "Request errors": (QUEUE, [within(1e-6, 0.999, 1)]),
     "Slowest commit": steady(within(1e-5, 10, 1)),
     "Longest silence": (LOST, [within(3, 60, 1)]),
-    "Requests by method": (QUEUE, [labelled("method", ["JobService.Submit", "JobService.GetJob", "JobService.ListJobs",
-                                                       "NodeService.ListNodes", "JobService.Watch"], 1e-3, 100, whole=False)]),
+    "Requests by method": (QUEUE, [labelled("method", METHODS, 1e-3, 100, whole=False)]),
     "Errors by method and code": (QUEUE, [labelled("code", ["not_found"], 1e-3, 100)]),
     "Latency by method": (QUEUE, [labelled("method", lambda f: f.methods, 0, 3600, whole=False)]),
     "Latency of all calls": (QUEUE, [within(1e-6, 60, 1), within(1e-6, 60, 1)]),
