@@ -204,6 +204,7 @@ class Seen(unittest.TestCase):
         here.signal("w1", signal.SIGSTOP)
         here.await_query('sum(upipe_nodes{state="lost"}) == 1')
         here.await_query('count(up{instance="127.0.0.1:9475"} == 0) == 1')
+        here.await_query("sum(upipe_worker_connected) == 1")  # w0: a busy machine may have kept it from speaking
         self.hold_panels_to(LOST)
         here.signal("w1", signal.SIGCONT)
         here.await_query('sum(upipe_nodes{state="lost"}) == 0')
