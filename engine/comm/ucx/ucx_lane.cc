@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <ucs/debug/debug.h>
 
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -103,7 +104,9 @@ absl::Status UcxLane::Open() {
   if (ucs_status_t status = ucp_init(&params, config.get(), &context_); status != UCS_OK) {
     return UcxError(absl::StrCat(wires, ": opening a context"), status);
   }
-  RestoreSignalHandlers();
+  // Once for all ranks of a process: they open their lanes at the same time.
+  static std::once_flag restored;
+  std::call_once(restored, RestoreSignalHandlers);
   ucp_worker_params_t worker_params = {};
   worker_params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
   worker_params.thread_mode = UCS_THREAD_MODE_SINGLE;
