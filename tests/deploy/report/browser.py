@@ -17,7 +17,7 @@ class Browser:
     program = next((path for path in map(shutil.which, ("chromium", "chromium-browser", "google-chrome")) if path), None)
     if program is None:
       raise FileNotFoundError("no chromium on PATH: Debian's package is called chromium")
-    self._profile = tempfile.TemporaryDirectory(prefix="upipe-browser-")
+    self._profile = tempfile.TemporaryDirectory(prefix="upipe-browser-", ignore_cleanup_errors=True)  # it may still write
     to_browser, self._out = os.pipe()
     self._in, from_browser = os.pipe()
 
