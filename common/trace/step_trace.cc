@@ -23,8 +23,12 @@ std::string LaneName(int lane) {
              : absl::StrCat("stream ", lane);
 }
 
-// Numbers of processes and threads begin at 1: 0 means something else to some readers.
-int ProcessOf(const v1::StepTimeline& step) { return step.rank() + 1; }
+// Numbers of processes begin at 1: 0 means something else to some readers. Those of threads lie
+// above all of them (a job has 1,024 ranks at most): Perfetto takes a thread with its process's
+// number for the main one, and shows it first.
+constexpr int kFirstThread = 2001;
+int ProcessOf(int rank) { return rank + 1; }
+int ThreadOf(int lane) { return kFirstThread + lane; }
 
 // Slices of one stream, in the order of time.
 using Lane = std::vector<const Slice*>;
@@ -69,7 +73,7 @@ class StepDrawing {
   double At(int64_t nanos) const { return origin_ + static_cast<double>(nanos) / 1e3; }
 
   void Add(int lane, std::string name, int64_t from, int64_t to, Args args = Args::object()) {
-    events_.AddSlice(ProcessOf(step_), lane + 1, std::move(name), At(from), At(to),
+    events_.AddSlice(ProcessOf(step_.rank()), ThreadOf(lane), std::move(name), At(from), At(to),
                      std::move(args));
   }
 
@@ -123,7 +127,9 @@ class StepDrawing {
     Args changed = Args::object();
     int64_t at = 0;
     const auto flush = [&] {
-      if (!changed.empty()) events_.AddCounter(ProcessOf(step_), name, At(at), std::move(changed));
+      if (!changed.empty()) {
+        events_.AddCounter(ProcessOf(step_.rank()), name, At(at), std::move(changed));
+      }
       changed = Args::object();
     };
     for (const v1::StepTimeline::MemorySample& sample : step_.memory()) {
@@ -153,8 +159,10 @@ std::string StepTrace(const std::string& job, const std::vector<v1::StepTimeline
     lanes[step.rank()];
   }
   for (const auto& [rank, numbers] : lanes) {
-    events.NameProcess(rank + 1, absl::StrCat("rank ", rank, " of ", job));
-    for (const int lane : numbers) events.NameThread(rank + 1, lane + 1, LaneName(lane));
+    events.NameProcess(ProcessOf(rank), absl::StrCat("rank ", rank, " of ", job));
+    for (const int lane : numbers) {
+      events.NameThread(ProcessOf(rank), ThreadOf(lane), LaneName(lane));
+    }
   }
   int64_t dropped = 0;
   for (const v1::StepTimeline& step : steps) {

@@ -86,7 +86,7 @@ TEST(StepTrace, EverySliceIsThere) {
   const v1::StepTimeline timeline = SampleTimeline(0, 7, 2);
   std::multiset<std::tuple<int, int64_t, int64_t, std::string>> expected, drawn;
   for (const auto& slice : timeline.slices()) {
-    expected.emplace(slice.lane() + 1, slice.begin_nanos(), slice.end_nanos(),
+    expected.emplace(2001 + slice.lane(), slice.begin_nanos(), slice.end_nanos(),
                      timeline.stages(slice.stage_name()));
   }
   const std::set<std::string> stages(timeline.stages().begin(), timeline.stages().end());
@@ -96,6 +96,16 @@ TEST(StepTrace, EverySliceIsThere) {
     drawn.emplace(event.at("tid"), begin, begin + Nanos(event.at("dur")), event.at("name"));
   }
   EXPECT_EQ(drawn, expected);
+}
+
+// Perfetto would call such a thread the main one, and show it before the others.
+TEST(StepTrace, NoThreadHasItsProcessesNumber) {
+  std::vector<v1::StepTimeline> steps;
+  for (int rank = 0; rank < 1024; rank += 341) steps.push_back(SampleTimeline(rank, 7, 1));
+  for (int rank = 1; rank < 8; ++rank) steps.push_back(SampleTimeline(rank, 7, 1));
+  const std::string trace = StepTrace("demo", steps);
+  for (const Json& event : Events(trace, "X")) EXPECT_NE(event.at("tid"), event.at("pid"));
+  for (const Json& event : Events(trace, "M")) EXPECT_NE(event.at("tid"), event.at("pid"));
 }
 
 // Played back, the counters hold at every moment what the timeline says.
