@@ -201,8 +201,9 @@ class RankLoop {
     v1::StepReport report;
     report.set_data_seconds(SecondsSince(data_start));
     UPIPE_ASSIGN_OR_RETURN(const StepResult result, step.Run(number, micro_steps));
+    UPIPE_RETURN_IF_ERROR(timelines_->EndStep());
     report.set_step_seconds(SecondsSince(start.time));
-    UPIPE_RETURN_IF_ERROR(timelines_->EndStep(number));
+    timelines_->Tell(number);
     Advance(result, step.applied_steps(), number);
     AddResult(number, result, start.comm, report);
     const int64_t every = spec_.train().eval_every();

@@ -124,14 +124,13 @@ void StepTimelines::BeginStep() {
   memory_->Begin();
 }
 
-absl::Status StepTimelines::EndStep(int64_t step) {
+absl::Status StepTimelines::EndStep() {
   if (kept_) memory_->End();
-  UPIPE_RETURN_IF_ERROR(params_.clock.EndStep());
-  if (kept_) Tell(step);
-  return absl::OkStatus();
+  return params_.clock.EndStep();
 }
 
 void StepTimelines::Tell(int64_t step) {
+  if (!kept_) return;
   v1::StepTimeline& message = message_;
   message.Clear();
   message.set_step(step);

@@ -77,12 +77,13 @@ class StepTimelines {
 
   // Begins a step of the clock.
   void BeginStep();
-  // Ends it, and tells its timeline if it has one. The streams' first error, if any.
-  absl::Status EndStep(int64_t step);
-
- private:
+  // Ends it when the streams have: they may still be at work when the host has its results. Their
+  // first error, if any.
+  absl::Status EndStep();
+  // Tells the timeline of the step that ended, if it has one.
   void Tell(int64_t step);
 
+ private:
   const Params params_;
   std::optional<MemorySamples> memory_;
   bool kept_ = false;
